@@ -1,0 +1,3 @@
+"""Shared code of the pod: cores' contract, hosts, bus, wire, fabric, model. Never imports
+`services`.
+"""

@@ -1,0 +1,1 @@
+"""Messages between processes: one protocol, carried by NATS or by memory."""

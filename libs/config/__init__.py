@@ -1,0 +1,1 @@
+"""Typed settings: the topology file and the pod plan derived from it."""

@@ -1,0 +1,138 @@
+"""From a topology to a pod: which actors exist, on which dies, and which expert lives where.
+
+Pure and deterministic: every process derives the same plan from the same topology, so nothing about
+the layout travels at run time. Dies are numbered prefill first, then decode, then experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libs.config.topology import Topology
+
+#: Dies of one prefill DP group: attention runs with TP=4 there (P094).
+PREFILL_TP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPlan:
+    """One actor: its name, role and place.
+
+    `te` is the TE it belongs to ("" for pod-wide services); `dies` are the dies it owns, the
+    first of which receives its fabric frames.
+    """
+
+    name: str
+    role: str
+    te: str = ""
+    dies: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlacement:
+    """Where each expert of a decode TE lives: `die_of[expert]`, the shared expert last."""
+
+    version: int
+    dies: tuple[int, ...]
+    die_of: tuple[int, ...]
+
+    def experts_on(self, die: int) -> tuple[int, ...]:
+        """The logical experts whose replica sits on `die`, ascending."""
+        return tuple(expert for expert, home in enumerate(self.die_of) if home == die)
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlan:
+    """Every actor of the pod, in start order."""
+
+    topology: Topology
+    actors: tuple[ActorPlan, ...]
+
+    def of_role(self, role: str) -> tuple[ActorPlan, ...]:
+        """The actors of one role, in order."""
+        return tuple(actor for actor in self.actors if actor.role == role)
+
+    def of_te(self, te: str, role: str | None = None) -> tuple[ActorPlan, ...]:
+        """The actors of one TE, optionally of one role."""
+        return tuple(a for a in self.actors if a.te == te and role in (None, a.role))
+
+    def actor(self, name: str) -> ActorPlan:
+        """The actor called `name`."""
+        for actor in self.actors:
+            if actor.name == name:
+                return actor
+        raise KeyError(name)
+
+    def owner_of_die(self, die: int) -> ActorPlan:
+        """The actor that owns `die`."""
+        for actor in self.actors:
+            if die in actor.dies:
+                return actor
+        raise KeyError(die)
+
+    @property
+    def num_dies(self) -> int:
+        """Dies in use."""
+        return sum(len(actor.dies) for actor in self.actors)
+
+
+def expert_placement(plan: PodPlan, te: str, num_routed_experts: int) -> ExpertPlacement:
+    """Spread the routed experts round-robin over the TE's expert dies; the shared one on the last.
+
+    Round-robin keeps neighbours of one routing group on different dies, so that a token whose two
+    groups win does not load one die with all its experts.
+    """
+    dies = tuple(actor.dies[0] for actor in plan.of_te(te, "expert_die"))
+    assert dies, f"decode TE {te} has no expert dies"
+    routed = tuple(dies[expert % len(dies)] for expert in range(num_routed_experts))
+    return ExpertPlacement(version=1, dies=dies, die_of=(*routed, dies[-1]))
+
+
+def plan_pod(topology: Topology) -> PodPlan:
+    """Lay the topology out."""
+    actors: list[ActorPlan] = [ActorPlan("control_plane.0", "control_plane")]
+    actors += [
+        ActorPlan(f"fabric_emulator.{shard}", "fabric_emulator")
+        for shard in range(topology.fabric.shards)
+    ]
+    next_die = 0
+    for prefill in topology.prefill_tes:
+        actors.append(ActorPlan(f"te_shell.{prefill.name}", "te_shell", prefill.name))
+        for dp in range(prefill.dp_groups):
+            dies = tuple(range(next_die, next_die + PREFILL_TP))
+            next_die += PREFILL_TP
+            actors += _dp_group("prefill_te", prefill.name, dp, dies)
+    for decode in topology.decode_tes:
+        actors.append(ActorPlan(f"te_shell.{decode.name}", "te_shell", decode.name))
+        for dp in range(decode.dp_groups):
+            actors += _dp_group("decode_te", decode.name, dp, (next_die,))
+            next_die += 1
+        for index in range(decode.expert_dies):
+            name = f"expert_die.{decode.name}.e{index}"
+            actors.append(ActorPlan(name, "expert_die", decode.name, (next_die,)))
+            next_die += 1
+    actors += [
+        ActorPlan(f"distflow.{prefill.name}.{decode.name}", "distflow")
+        for prefill in topology.prefill_tes
+        for decode in topology.decode_tes
+    ]
+    actors += [
+        ActorPlan(f"job_executor.{i}", "job_executor") for i in range(topology.job_executors)
+    ]
+    actors += [ActorPlan(f"gateway.{i}", "gateway") for i in range(topology.gateways)]
+    names = [actor.name for actor in actors]
+    assert len(names) == len(set(names)), "actor names must be unique"
+    return PodPlan(topology, tuple(actors))
+
+
+def _dp_group(role: str, te: str, dp: int, dies: tuple[int, ...]) -> list[ActorPlan]:
+    """A DP group is a full stack: its master and the output process that streams for it (P056)."""
+    return [
+        ActorPlan(f"{role}.{te}.dp{dp}", role, te, dies),
+        ActorPlan(f"output.{te}.dp{dp}", "output", te),
+    ]
+
+
+def output_of(dp_actor: str) -> str:
+    """The output process of a DP group master: `decode_te.d0.dp1` -> `output.d0.dp1`."""
+    return "output." + dp_actor.split(".", 1)[1]

@@ -1,0 +1,165 @@
+"""The topology file: how many of each service, and what the emulated timeline charges.
+
+A file is YAML, validated strictly: an unknown key, a wrong type or an impossible number is reported
+with its path in the file, one line per problem, and nothing is started. `libs.config.plan` turns a
+valid topology into the list of actors, dies and subjects that every host uses.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from libs.errors import BadInput
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
+
+TOPOLOGY_DIR = Path(__file__).resolve().parents[2] / "deploy" / "topologies"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class ModelSection(_Section):
+    """Which tensors really flow."""
+
+    checkpoint: str = "xds-tiny"
+    engine: Literal["int8", "fx", "f32"] = "int8"
+
+
+class KvSection(_Section):
+    """Paged KV memory of one DP group."""
+
+    block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    prefill_blocks: Annotated[int, Field(ge=8, le=65536)] = 512
+    decode_blocks: Annotated[int, Field(ge=8, le=65536)] = 1024
+
+
+class PrefillTeSection(_Section):
+    """One prefill task executor."""
+
+    name: Name
+    dp_groups: Annotated[int, Field(ge=1, le=64)] = 1
+    queue_max: Annotated[int, Field(ge=1, le=4096)] = 256
+
+
+class DecodeTeSection(_Section):
+    """One decode task executor with the expert dies that serve it."""
+
+    name: Name
+    dp_groups: Annotated[int, Field(ge=1, le=512)] = 2
+    batch_max: Annotated[int, Field(ge=1, le=512)] = 24
+    queue_max: Annotated[int, Field(ge=1, le=4096)] = 256
+    expert_dies: Annotated[int, Field(ge=1, le=512)] = 4
+
+
+class FabricSection(_Section):
+    """The emulated interconnect."""
+
+    shards: Annotated[int, Field(ge=1, le=16)] = 1
+
+
+class LimitsSection(_Section):
+    """What the API admits; each is checked before any die is touched."""
+
+    context_max_tokens: Annotated[int, Field(ge=16, le=1_048_576)] = 2048
+    prompt_max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 1536
+    output_max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 1024
+    output_default_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
+    requests_in_flight_max: Annotated[int, Field(ge=1, le=65536)] = 512
+    choices_max: Annotated[int, Field(ge=1, le=128)] = 16
+    body_max_bytes: Annotated[int, Field(ge=1024, le=64 << 20)] = 1 << 20
+    request_timeout_s: Annotated[float, Field(gt=0, le=7200)] = 300.0
+
+
+class HealthSection(_Section):
+    """Heartbeat periods of the two levels, in real seconds under the asyncio host."""
+
+    control_period_s: Annotated[float, Field(gt=0, le=60)] = 0.5
+    te_period_s: Annotated[float, Field(gt=0, le=60)] = 0.5
+    silent_after_periods: Annotated[int, Field(ge=2, le=100)] = 4
+
+
+class Topology(_Section):
+    """A whole pod."""
+
+    name: Name
+    description: str = ""
+    model: ModelSection = ModelSection()
+    profile: Literal["deepseek-r1", "xds-tiny"] = "deepseek-r1"
+    kv: KvSection = KvSection()
+    gateways: Annotated[int, Field(ge=1, le=8)] = 1
+    job_executors: Annotated[int, Field(ge=1, le=16)] = 2
+    prefill_tes: Annotated[tuple[PrefillTeSection, ...], Field(min_length=1, max_length=64)]
+    decode_tes: Annotated[tuple[DecodeTeSection, ...], Field(min_length=1, max_length=16)]
+    fabric: FabricSection = FabricSection()
+    limits: LimitsSection = LimitsSection()
+    health: HealthSection = HealthSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Topology:
+        names = [te.name for te in self.prefill_tes] + [te.name for te in self.decode_tes]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"TE names must be unique, used twice: {', '.join(twice)}")
+        limits = self.limits
+        if limits.prompt_max_tokens >= limits.context_max_tokens:
+            raise ValueError("limits.prompt_max_tokens must be below limits.context_max_tokens")
+        if limits.output_default_tokens > limits.output_max_tokens:
+            raise ValueError(
+                "limits.output_default_tokens must not exceed limits.output_max_tokens"
+            )
+        for pool in ("prefill_blocks", "decode_blocks"):
+            if getattr(self.kv, pool) * self.kv.block_size < limits.context_max_tokens:
+                raise ValueError(f"kv.{pool} cannot hold one request of limits.context_max_tokens")
+        return self
+
+
+def problems_of(error: ValidationError) -> list[str]:
+    """One line per problem, each with its path in the file."""
+    return [
+        f"{'.'.join(str(part) for part in item['loc']) or '(file)'}: {item['msg']}"
+        for item in error.errors()
+    ]
+
+
+def parse_topology(text: str, *, source: str) -> Topology:
+    """Validate YAML text; raises `BadInput` whose message lists every problem, one per line."""
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise BadInput(f"{source}: not YAML: {error}", field=source) from error
+    if not isinstance(raw, dict):
+        raise BadInput(f"{source}: expected a mapping at the top", field=source)
+    try:
+        # YAML knows no tuples; strict mode is about scalars, so sequences are turned here.
+        return Topology.model_validate(_tuples(raw))
+    except ValidationError as error:
+        lines = "\n".join(f"{source}: {line}" for line in problems_of(error))
+        raise BadInput(lines, field=source) from error
+
+
+def load_topology(path_or_name: str) -> Topology:
+    """Read a topology file, or a shipped one by its bare name (`mini`)."""
+    path = Path(path_or_name)
+    if not path.suffix and not path.exists():
+        path = TOPOLOGY_DIR / f"{path_or_name}.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        shipped = ", ".join(sorted(item.stem for item in TOPOLOGY_DIR.glob("*.yaml")))
+        reason = f"cannot read topology {path}: {error.strerror}; shipped ones: {shipped}"
+        raise BadInput(reason, field="topology") from error
+    return parse_topology(text, source=str(path_or_name))
+
+
+def _tuples(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value

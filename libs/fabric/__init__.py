@@ -1,0 +1,1 @@
+"""The interconnect as arithmetic: constants, links as sequential resources, cost of computation."""

@@ -1,0 +1,74 @@
+"""A sequential resource on the emulated timeline: a die, a link, a stream.
+
+Work is charged by its own stamp, not by the order in which it happens to arrive: senders of a real
+pod run a few milliseconds apart on the wall clock, so a frame stamped earlier may arrive after a
+frame stamped later. A plain `free_at_ns` would push the earlier one behind the later one and tie
+the timelines of independent DP groups together. A `Timeline` therefore keeps its recent busy
+intervals and puts each piece of work into the first gap at or after its stamp.
+
+The history is bounded: what ended before `horizon_ns` ago is merged into a floor below which
+nothing can be reserved any more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+#: Busy intervals remembered; older ones become the floor.
+HISTORY_MAX = 512
+
+
+class Timeline:
+    """Reserves disjoint intervals; `busy_ns` is the total ever reserved."""
+
+    def __init__(self) -> None:
+        self._busy: list[tuple[int, int]] = []
+        self._floor_ns = 0
+        self.busy_ns = 0
+
+    @property
+    def free_at_ns(self) -> int:
+        """When everything reserved so far is over."""
+        return self._busy[-1][1] if self._busy else self._floor_ns
+
+    def reserve(self, at_ns: int, duration_ns: int) -> int:
+        """Book `duration_ns` in the first gap at or after `at_ns`; returns the start."""
+        assert duration_ns >= 0, duration_ns
+        start = max(at_ns, self._floor_ns)
+        if duration_ns == 0:
+            return start
+        for begin, end in self._busy[self._first_ending_after(start) :]:
+            if start + duration_ns <= begin:
+                break
+            start = max(start, end)
+        self._insert(start, start + duration_ns)
+        self.busy_ns += duration_ns
+        return start
+
+    def _first_ending_after(self, at_ns: int) -> int:
+        index = bisect_right(self._busy, (at_ns, at_ns))
+        # The interval before may still be running at `at_ns`.
+        return index - 1 if index and self._busy[index - 1][1] > at_ns else index
+
+    def _insert(self, begin: int, end: int) -> None:
+        insort(self._busy, (begin, end))
+        index = bisect_right(self._busy, (begin, end)) - 1
+        # Touching intervals are merged, so that steady load keeps the list short.
+        while index + 1 < len(self._busy) and self._busy[index][1] >= self._busy[index + 1][0]:
+            self._merge(index)
+        while index and self._busy[index - 1][1] >= self._busy[index][0]:
+            index -= 1
+            self._merge(index)
+        while len(self._busy) > HISTORY_MAX:
+            self._floor_ns = max(self._floor_ns, self._busy.pop(0)[1])
+
+    def _merge(self, index: int) -> None:
+        left, right = self._busy[index], self._busy.pop(index + 1)
+        self._busy[index] = (left[0], max(left[1], right[1]))
+
+    def validate(self) -> None:
+        """Intervals are disjoint, ordered and above the floor."""
+        last = self._floor_ns
+        for begin, end in self._busy:
+            assert last <= begin < end, (last, begin, end)
+            last = end

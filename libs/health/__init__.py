@@ -1,0 +1,1 @@
+"""Presence, heartbeats and what is concluded from them."""

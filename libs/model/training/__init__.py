@@ -1,0 +1,1 @@
+"""Remakes the shipped checkpoint: corpus, tokenizer, trainer, export, evaluation."""

@@ -1,0 +1,339 @@
+"""Runs one core as one service process: bus in, bus out, wall clock for pacing and liveness.
+
+Events are handled synchronously in the bus callback, one at a time, so a core that is stuck stops
+answering everything, heartbeats included (P115). Computation runs on one worker thread, never in
+the loop that owns the connections. What a person can see is held until the wall clock has reached
+its emulated time; `lag_ns` says how far the machine is behind.
+
+An `InvariantError` ends the process with the story: a core that contradicted itself must not go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from libs import units
+from libs.actor import (
+    CancelTimer,
+    Compute,
+    ComputeDone,
+    Core,
+    Deliver,
+    Effect,
+    Event,
+    Executor,
+    Present,
+    Received,
+    Record,
+    Reply,
+    Send,
+    SetTimer,
+    Started,
+    TimerFired,
+    Transmit,
+    Unreachable,
+)
+from libs.bus.api import Bus, BusMessage, Lane, NoResponders, Subscription
+from libs.clock.pod_clock import PodClock
+from libs.errors import InvariantError, OperatingError, RemoteProtocolError
+from libs.fabric.params import UB, FabricParams
+from libs.fabric.timeline import Timeline
+from libs.runtime.stepper import Stepper
+from libs.wire import subjects
+from libs.wire.codec import decode_frame, encode_frame
+from libs.wire.control import Refused
+from libs.wire.envelope import Envelope
+from libs.wire.fabric import UbDelivery, UbFrame
+from libs.wire.registry import Limit
+
+_LANES = {Limit.CONTROL: Lane.CONTROL, Limit.TOKEN: Lane.TOKEN, Limit.BULK: Lane.BULK}
+
+#: How long a probed send waits to learn that nobody listens; the answer normally takes under 1 ms.
+PROBE_TIMEOUT_S = 1.0
+#: Probed sends under way at once.
+PROBES_MAX = 1024
+
+
+class RecordSink(Protocol):
+    """Where domain facts go: logs, metrics, traces."""
+
+    def record(self, actor: str, at_ns: int, record: Record) -> None:
+        """Take one fact."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """Identity and place of the process."""
+
+    dies: tuple[int, ...] = ()
+    incarnation: int = 1
+    epoch: int = 1
+    shards: int = 1
+    validate: bool = False
+    params: FabricParams = UB
+
+
+class AsyncioHost:
+    """One core, one bus, one worker thread."""
+
+    def __init__(
+        self,
+        core: Core,
+        bus: Bus,
+        clock: PodClock,
+        *,
+        executor: Executor | None = None,
+        options: HostOptions | None = None,
+        sink: RecordSink | None = None,
+    ) -> None:
+        self.options = options or HostOptions()
+        self.bus = bus
+        self.clock = clock
+        self.stepper = Stepper(core, validate=self.options.validate)
+        self.lag_ns = 0
+        self.decode_errors = 0
+        self._executor = executor
+        self._sink = sink
+        self._timeline = Timeline()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._probes: set[asyncio.Task[None]] = set()
+        self._presenter: Callable[[str, Any, int], None] | None = None
+        self._held: list[tuple[int, int, Present]] = []
+        self._held_sequence = 0
+        self._held_timer: asyncio.TimerHandle | None = None
+        self._subscriptions: list[Subscription] = []
+        self._failure: asyncio.Future[None] | None = None
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix=core.name)
+
+    @property
+    def core(self) -> Core:
+        """The core this host runs."""
+        return self.stepper.core
+
+    def on_present(self, presenter: Callable[[str, Any, int], None]) -> None:
+        """Call `presenter(key, item, at_ns)` when a visible effect is due."""
+        self._presenter = presenter
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Subscribe and hand the core its `Started`."""
+        self._failure = asyncio.get_running_loop().create_future()
+        for pattern, queue in subjects.subscriptions(self.core.name, self.options.dies):
+            lane = Lane.BULK if pattern.startswith(("xds.ub.", "xds.fabric.")) else Lane.CONTROL
+            subscription = await self.bus.subscribe(pattern, self._on_bus, queue=queue, lane=lane)
+            self._subscriptions.append(subscription)
+        await self.bus.flush()
+        self.feed(Started(self.clock.now_ns()))
+
+    async def wait(self) -> None:
+        """Return never; raise what stopped the core."""
+        assert self._failure is not None, "start first"
+        await self._failure
+
+    async def stop(self) -> None:
+        """Stop taking events, drain the bus, end the worker."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for probe in list(self._probes):
+            probe.cancel()
+        await self.bus.drain(timeout_s=2.0)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------ events
+
+    async def _on_bus(self, message: BusMessage) -> None:
+        try:
+            envelope, body = decode_frame(message.data)
+            at_ns = envelope.at_ns
+            if isinstance(body, UbDelivery):
+                at_ns = body.deliver_ns
+                envelope, body = decode_frame(body.payload.data)
+        except RemoteProtocolError as error:
+            self.decode_errors += 1
+            self._refuse(message, error)
+            return
+        self.feed(
+            Received(
+                at_ns,
+                body,
+                envelope.sender,
+                envelope.incarnation,
+                envelope.epoch,
+                envelope.reply_to or message.reply,
+            )
+        )
+
+    def _refuse(self, message: BusMessage, error: RemoteProtocolError) -> None:
+        self._record(Record("frame_refused", {"reason": error.reason, "subject": message.subject}))
+        if message.reply:
+            refusal = Refused("frame", error.reason, str(error), definite=True)
+            self._publish(message.reply, refusal, self.clock.now_ns())
+
+    def feed(self, event: Event) -> None:
+        """Handle one event now and carry its effects out."""
+        if self._failure is not None and self._failure.done():
+            return
+        self.clock.observe(event.at_ns)
+        try:
+            effects = self.stepper.step(event)
+        except InvariantError as error:
+            assert self._failure is not None
+            self._failure.set_exception(error)
+            return
+        for effect in effects:
+            self._carry_out(effect)
+
+    def outside(self, message: Any) -> None:
+        """An event from this process's own edge (an HTTP client), stamped by the paced wall
+        clock.
+        """
+        self.feed(Received(self.clock.now_ns(), message, "outside", 0, 0))
+
+    # ------------------------------------------------------------ effects
+
+    def _carry_out(self, effect: Effect) -> None:
+        now = self.stepper.now_ns
+        match effect:
+            case Send():
+                depart = now if effect.at_ns is None else effect.at_ns
+                self._send(effect, depart + self.options.params.control_latency_ns)
+            case Reply():
+                self._publish(effect.reply_to, effect.message, now)
+            case Transmit():
+                self._transmit(effect, now if effect.at_ns is None else effect.at_ns)
+            case Deliver():
+                self._publish(effect.subject, effect.message, effect.at_ns)
+            case SetTimer():
+                self._set_timer(effect)
+            case CancelTimer():
+                self._cancel_timer(effect.name)
+            case Compute():
+                self._compute(effect, now if effect.at_ns is None else effect.at_ns)
+            case Present():
+                self._present(effect)
+            case Record():
+                self._record(effect)
+            case _:
+                raise AssertionError(f"unknown effect {effect!r}")
+
+    def _encode(self, message: Any, at_ns: int) -> bytes:
+        name, options = self.core.name, self.options
+        return encode_frame(Envelope(name, options.incarnation, options.epoch, at_ns), message)
+
+    def _publish(self, subject: str, message: Any, at_ns: int) -> None:
+        lane = _LANES[type(message).LIMIT]
+        self.bus.publish(subject, self._encode(message, at_ns), lane=lane)
+
+    def _send(self, effect: Send, at_ns: int) -> None:
+        if not effect.probe:
+            self._publish(effect.subject, effect.message, at_ns)
+            return
+        if len(self._probes) >= PROBES_MAX:
+            self._unreachable(effect)
+            return
+        task = asyncio.get_running_loop().create_task(self._probe(effect, at_ns))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, effect: Send, at_ns: int) -> None:
+        data = self._encode(effect.message, at_ns)
+        try:
+            await self.bus.request(effect.subject, data, timeout_s=PROBE_TIMEOUT_S)
+        except NoResponders:
+            self._unreachable(effect)
+        except OperatingError:
+            pass  # delivered to somebody who does not answer this way; deadlines cover the rest
+
+    def _unreachable(self, effect: Send) -> None:
+        self.feed(Unreachable(self.clock.now_ns(), effect.subject, effect.message))
+
+    def _transmit(self, effect: Transmit, depart: int) -> None:
+        inner = np.frombuffer(self._encode(effect.message, depart), np.uint8)
+        frame = UbFrame(
+            effect.source, effect.target, depart, effect.charge_bytes, effect.repeat, inner
+        )
+        shard = effect.target % self.options.shards
+        self._publish(subjects.fabric(shard), frame, depart)
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        self._cancel_timer(effect.name)
+        loop = asyncio.get_running_loop()
+        delay_s = units.to_s(effect.delay_ns)
+        self._timers[effect.name] = loop.call_later(delay_s, self._fire, effect.name)
+
+    def _fire(self, name: str) -> None:
+        self._timers.pop(name, None)
+        self.feed(TimerFired(self.clock.now_ns(), name))
+
+    def _cancel_timer(self, name: str) -> None:
+        timer = self._timers.pop(name, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _compute(self, effect: Compute, at_ns: int) -> None:
+        assert self._executor is not None, f"{self.core.name} has no executor"
+        done_ns = self._timeline.reserve(at_ns, effect.cost_ns) + effect.cost_ns
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._threads, self._run, effect.job)
+        future.add_done_callback(lambda f: self._computed(effect, done_ns, f))
+
+    def _run(self, job: Any) -> Any:
+        assert self._executor is not None
+        try:
+            return self._executor.run(job)
+        except OperatingError as error:
+            return error
+
+    def _computed(self, effect: Compute, done_ns: int, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            assert self._failure is not None
+            if not self._failure.done():
+                failure = InvariantError(f"{self.core.name}: executor failed on {effect.job!r}")
+                failure.__cause__ = error
+                self._failure.set_exception(failure)
+            return
+        event = ComputeDone(done_ns, effect.job_id, future.result())
+        if effect.paced:
+            self.lag_ns = self.clock.lag_ns(done_ns)
+        delay_s = self.clock.delay_s(done_ns) if effect.paced else 0.0
+        if delay_s > 0:
+            asyncio.get_running_loop().call_later(delay_s, self.feed, event)
+        else:
+            self.feed(event)
+
+    def _present(self, effect: Present) -> None:
+        # One heap and one timer: asyncio may fire equal deadlines in any order, a stream may not.
+        heapq.heappush(self._held, (effect.at_ns, self._held_sequence, effect))
+        self._held_sequence += 1
+        self._show_due()
+
+    def _show_due(self) -> None:
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+        while self._held:
+            delay_s = self.clock.delay_s(self._held[0][0])
+            if delay_s > 0:
+                loop = asyncio.get_running_loop()
+                self._held_timer = loop.call_later(delay_s, self._show_due)
+                return
+            _, _, effect = heapq.heappop(self._held)
+            if self._presenter is not None:
+                self._presenter(effect.key, effect.item, effect.at_ns)
+
+    def _record(self, record: Record) -> None:
+        if self._sink is not None:
+            self._sink.record(self.core.name, self.stepper.now_ns, record)

@@ -1,0 +1,1 @@
+"""Who runs where: choices as pure functions over loads."""

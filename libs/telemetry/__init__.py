@@ -1,0 +1,1 @@
+"""Logs and metrics; cores never import it, hosts hand it their records."""

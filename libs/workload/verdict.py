@@ -1,0 +1,104 @@
+"""Compares what clients saw with what the reference says, and counts every kind of difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from libs.model.output_parser import ToolCallPiece
+from libs.workload.expected import Answer
+
+
+@dataclass(slots=True)
+class Seen:
+    """One client's view: chunks in the order in which they came, until the end it was told.
+
+    `ended` is the finish reason, `cancelled` when the client left, or `failed: ...`.
+    """
+
+    indices: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallPiece] = field(default_factory=list)
+    ended: str | None = None
+    left: bool = False
+    stamps_ns: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Counts over a whole run; `ok` means that nothing differs and every request ended."""
+
+    requests: int = 0
+    completed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    tokens: int = 0
+    mismatched: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    unended: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run is beyond reproach."""
+        return not (self.mismatched or self.lost or self.duplicated or self.unended or self.failed)
+
+    def add(self, name: str, seen: Seen, expected: Answer) -> None:
+        """Judge one request."""
+        self.requests += 1
+        self.tokens += len(seen.tokens)
+        self.duplicated += len(seen.indices) - len(set(seen.indices))
+        self._ending(name, seen)
+        self._compare_tokens(name, seen, expected)
+        if not seen.left and seen.ended == expected.finish_reason:
+            self._compare_text(name, seen, expected)
+
+    def _ending(self, name: str, seen: Seen) -> None:
+        if seen.left:
+            self.cancelled += 1
+        elif seen.ended is None:
+            self.unended += 1
+            self._example(f"{name}: never ended")
+        elif seen.ended.startswith("failed"):
+            self.failed += 1
+            self._example(f"{name}: {seen.ended}")
+        else:
+            self.completed += 1
+
+    def _compare_tokens(self, name: str, seen: Seen, expected: Answer) -> None:
+        wrong = [
+            index
+            for index, token in zip(seen.indices, seen.tokens, strict=True)
+            if index >= len(expected.tokens) or token != expected.tokens[index]
+        ]
+        self.mismatched += len(wrong)
+        if wrong:
+            self._example(f"{name}: token {wrong[0]} differs from the reference")
+        # A client that left or was told of a failure has no claim to the rest.
+        complete = not seen.left and seen.ended is not None and not seen.ended.startswith("failed")
+        claim = len(expected.tokens) if complete else max(seen.indices, default=-1) + 1
+        missing = len(set(range(claim)) - set(seen.indices))
+        self.lost += missing
+        if missing:
+            self._example(f"{name}: {missing} tokens missing")
+        if complete and seen.ended != expected.finish_reason:
+            self.mismatched += 1
+            self._example(f"{name}: ended {seen.ended}, reference {expected.finish_reason}")
+
+    def _compare_text(self, name: str, seen: Seen, expected: Answer) -> None:
+        pairs: Sequence[tuple[str, object, object]] = (
+            ("content", seen.content, expected.content),
+            ("reasoning", seen.reasoning, expected.reasoning),
+            ("tool_calls", tuple(seen.tool_calls), expected.tool_calls),
+        )
+        for what, found, wanted in pairs:
+            if found != wanted:
+                self.mismatched += 1
+                self._example(f"{name}: {what} differs: {found!r} != {wanted!r}")
+
+    def _example(self, text: str) -> None:
+        if len(self.examples) < 10:
+            self.examples.append(text)

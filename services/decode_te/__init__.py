@@ -1,0 +1,1 @@
+"""Decode DP groups: fetch a request's KV, then produce its tokens, iteration by iteration."""

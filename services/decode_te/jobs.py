@@ -1,0 +1,86 @@
+"""What a decode DP group asks of its executor, and what comes back.
+
+The core decides (who runs, where rows go, when an iteration is committed); the executor holds
+tensors. All arrays are opaque to the core, which only moves them into frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from libs.model.sampling import Sampled, SamplingParams
+from libs.wire.transfer import KvBlock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImportKv:
+    """Write received blocks into `block_ids`, after checking every checksum.
+
+    Raises `TransferFailed` when a block does not match. Result: the number of bytes written.
+    """
+
+    sequence: int
+    block_ids: tuple[int, ...]
+    blocks: tuple[KvBlock, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchRow:
+    """One request's part in an iteration: feed `token` at `position`, then sample the next."""
+
+    sequence: int
+    block_ids: tuple[int, ...]
+    token: int
+    position: int
+    sampling: SamplingParams
+    choice: int
+    prompt_ids: np.ndarray
+    output: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeginIteration:
+    """Run the batch up to the first exchange with the expert dies.
+
+    `die_of[expert]` is the placement; `ended` are sequences whose KV binding may be dropped.
+    """
+
+    rows: tuple[BatchRow, ...]
+    die_of: tuple[int, ...]
+    ended: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ResumeIteration:
+    """Continue after layer `layer` with the partial sums of every die that was sent rows."""
+
+    layer: int
+    partials: tuple[tuple[int, np.ndarray], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DieRows:
+    """Rows of the batch that have an expert on `die`, ready to be sent there."""
+
+    die: int
+    rows: np.ndarray
+    scale: np.ndarray
+    topk_idx: np.ndarray
+    topk_weights: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Routed:
+    """The iteration waits for the experts of `layer`."""
+
+    layer: int
+    dies: tuple[DieRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IterationDone:
+    """One sampled token per row of the batch, in batch order."""
+
+    samples: tuple[Sampled, ...]

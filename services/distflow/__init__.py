@@ -1,0 +1,1 @@
+"""Pairs SEND and RECV of one (prefill TE, decode TE) pair."""

@@ -1,0 +1,1 @@
+"""One MoE die: computes what arrives, holds no request state."""

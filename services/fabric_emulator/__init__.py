@@ -1,0 +1,1 @@
+"""Enforces the interconnect's bandwidth and latency on every UB frame."""

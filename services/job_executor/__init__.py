@@ -1,0 +1,1 @@
+"""Job executors: choose the prefill TE and the decode TE of each request."""

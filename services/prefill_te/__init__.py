@@ -1,0 +1,1 @@
+"""Prefill DP groups: run prompts, keep their KV until the decode side has it."""

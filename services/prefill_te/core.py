@@ -1,0 +1,427 @@
+"""The master of a prefill DP group: queue, prefill, register, send on demand, free on completion.
+
+    state \\ event | blocks free  computed   bound        pull      complete/failed/cancel
+    --------------+------------------------------------------------------------------
+    QUEUED        | RUNNING                                         gone
+    RUNNING       |              LEASED                             gone at its end
+    LEASED        |                         LEASED       SENDING    gone
+    SENDING       |                                                 gone
+
+The KV stays owned here, under a lease, until DistFlow reports that the decode side has it (P098,
+P103); a lease that runs out ends the request, it is never read afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from libs import units
+from libs.actor import (
+    CancelTimer,
+    Compute,
+    ComputeDone,
+    Effect,
+    Event,
+    Received,
+    Record,
+    Send,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+from libs.config.plan import output_of
+from libs.errors import OperatingError
+from libs.fabric import profiles
+from libs.fabric.params import UB, FabricParams
+from libs.fabric.profiles import ModelProfile
+from libs.health.presence import Presence
+from libs.kvcache.block_pool import BlockPool, BlockState
+from libs.model.sampling import Sampled
+from libs.scheduling.finish import finish_reason
+from libs.scheduling.tombstones import Tombstones
+from libs.wire import subjects
+from libs.wire.control import KvCounts, MemberState
+from libs.wire.request import (
+    AssignPrefill,
+    BindTransfer,
+    Cancel,
+    FirstToken,
+    LegFailed,
+    PrefillDone,
+    PrefillTiming,
+    RequestFinished,
+    RequestSpec,
+    TransferManifest,
+)
+from libs.wire.tokens import (
+    CloseStream,
+    OpenStream,
+    RequestTiming,
+    StopMatched,
+    TokenRow,
+    TokensCommitted,
+)
+from libs.wire.transfer import (
+    AbortTransfer,
+    KvBlock,
+    PullKv,
+    RegisterTransfer,
+    TransferComplete,
+    TransferFailure,
+)
+from services.prefill_te.jobs import ExportedBlock, ExportKv, PrefillJob
+
+#: How long finished KV waits for the decode side before it is given up.
+LEASE_NS = units.s(120)
+
+
+class Stage(Enum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    LEASED = "leased"
+    SENDING = "sending"
+
+
+@dataclass(slots=True)
+class PrefillRequest:
+    """One request at this DP group."""
+
+    spec: RequestSpec
+    job_executor: str
+    sequence: int
+    ready_at_ns: int
+    stage: Stage = Stage.QUEUED
+    block_ids: tuple[int, ...] = ()
+    started_at_ns: int = 0
+    distflow: str = ""
+    pull: PullKv | None = None
+    leaving: str | None = None
+
+    @property
+    def transfer_id(self) -> str:
+        """The transfer of this request's KV; one attempt per request."""
+        return f"kv-{self.spec.request_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Identity and limits of one prefill DP group."""
+
+    name: str
+    te: str
+    die: int
+    profile: ModelProfile
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    queue_max: int
+    epoch: int = 1
+    params: FabricParams = UB
+
+
+class PrefillCore:
+    """One prefill DP group; one prompt is computed at a time."""
+
+    def __init__(self, config: PrefillConfig) -> None:
+        self.name = config.name
+        self.config = config
+        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.prompts = 0
+        self._requests: dict[str, PrefillRequest] = {}
+        self._jobs: dict[int, str] = {}
+        self._running: str | None = None
+        self._next_sequence = 0
+        self._next_job = 0
+        self._free_at_ns = 0
+        self._tombstones = Tombstones()
+        self._presence = Presence(config.name, config.te, self._describe)
+
+    def handle(self, event: Event, now_ns: int) -> list[Effect]:
+        """One event, then the next prompt if the group is free."""
+        handled = self._presence.handle(event)
+        if handled is not None:
+            return handled
+        return [*self._step(event), *self._start_next()]
+
+    def _step(self, event: Event) -> list[Effect]:
+        match event:
+            case Received(message=AssignPrefill() as assign, at_ns=at_ns):
+                return self._assign(assign, at_ns)
+            case Received(message=BindTransfer() as bind, at_ns=at_ns):
+                return self._bind(bind, at_ns)
+            case Received(message=PullKv() as pull, at_ns=at_ns):
+                return self._pull(pull, at_ns)
+            case Received(message=TransferComplete(request_id=request_id), at_ns=at_ns):
+                return self._transferred(request_id, at_ns)
+            case Received(message=TransferFailure() as failure, at_ns=at_ns):
+                return self._transfer_failed(failure, at_ns)
+            case Received(message=Cancel(request_id=request_id), at_ns=at_ns):
+                return self._cancel(request_id, at_ns)
+            case Received(message=StopMatched(request_id=request_id), at_ns=at_ns):
+                return []  # decode's own output process sees the same token and ends the request
+            case Received(message=message):
+                return [Record("unexpected_message", {"kind": type(message).__name__})]
+            case ComputeDone(job_id=job_id, result=result, at_ns=at_ns):
+                return self._computed(job_id, result, at_ns)
+            case TimerFired(name=request_id, at_ns=at_ns):
+                return self._expire(request_id, at_ns)
+            case _:
+                raise AssertionError(f"unexpected {event!r}")
+
+    # ------------------------------------------------------------ queue
+
+    def _assign(self, assign: AssignPrefill, at_ns: int) -> list[Effect]:
+        spec = assign.spec
+        if spec.request_id in self._requests:
+            return []
+        if spec.request_id in self._tombstones:
+            return [self._told_shell(spec.request_id, "cancelled", at_ns)]
+        blocks = self.pool.blocks_for(spec.prompt_tokens)
+        queued = sum(r.stage is Stage.QUEUED for r in self._requests.values())
+        if blocks > self.pool.num_blocks:
+            reason = f"{blocks} KV blocks needed, {self.pool.num_blocks} exist"
+            return self._refuse(assign, "capacity_exceeded", reason, at_ns)
+        if queued >= self.config.queue_max:
+            reason = f"{queued} prompts are queued at {self.name}"
+            return self._refuse(assign, "backpressure", reason, at_ns)
+        self._next_sequence += 1
+        self._requests[spec.request_id] = PrefillRequest(
+            spec, assign.job_executor, self._next_sequence, at_ns
+        )
+        return [SetTimer(spec.request_id, spec.budget_ns)]
+
+    def _refuse(self, assign: AssignPrefill, code: str, reason: str, at_ns: int) -> list[Effect]:
+        request_id = assign.spec.request_id
+        failed = LegFailed(request_id, "prefill", code, reason, definite=True)
+        return [
+            Send(subjects.inbox(assign.job_executor), failed, at_ns),
+            self._told_shell(request_id, "refused", at_ns),
+        ]
+
+    def _start_next(self) -> list[Effect]:
+        if self._running is not None:
+            return []
+        for request in self._requests.values():
+            if request.stage is Stage.QUEUED:
+                break
+        else:
+            return []
+        spec = request.spec
+        blocks = self.pool.blocks_for(spec.prompt_tokens)
+        if not self.pool.can_allocate(blocks):
+            return []  # first come, first served; a completion frees blocks
+        allocation = self.pool.allocate(spec.request_id, blocks, BlockState.HELD)
+        request.block_ids = allocation.blocks
+        request.stage = Stage.RUNNING
+        request.started_at_ns = max(self._free_at_ns, request.ready_at_ns)
+        self._running = spec.request_id
+        job = PrefillJob(
+            request.sequence, allocation.blocks, spec.prompt_ids, spec.sampling, spec.choice,
+        )  # fmt: skip
+        cost_ns = profiles.prefill_ns(self.config.profile, spec.prompt_tokens)
+        job_id = self._new_job(spec.request_id)
+        return [Compute(job_id, job, cost_ns, request.started_at_ns, paced=True)]
+
+    # ------------------------------------------------------------ computed
+
+    def _computed(self, job_id: int, result: object, at_ns: int) -> list[Effect]:
+        request_id = self._jobs.pop(job_id)
+        request = self._requests.get(request_id)
+        match result:
+            case Sampled():
+                assert request is not None, "a running request never leaves before its end"
+                self._running = None
+                self._free_at_ns = at_ns
+                self.prompts += 1
+                return self._prefilled(request, result, at_ns)
+            case tuple():
+                return [] if request is None else self._send_blocks(request, result, at_ns)
+            case OperatingError():
+                assert request is not None
+                self._running = None
+                return self._fail(request, result.code, result.message, at_ns)
+            case _:
+                raise AssertionError(f"unexpected result {result!r}")
+
+    def _prefilled(self, request: PrefillRequest, result: Sampled, at_ns: int) -> list[Effect]:
+        if request.leaving is not None:
+            return self._leave(request, request.leaving, at_ns)
+        spec = request.spec
+        reason = finish_reason(spec.sampling, result.token, 1, spec.max_tokens)
+        first = FirstToken(result.token, result.logprob, result.top)
+        timing = PrefillTiming(self.config.te, self.name, request.started_at_ns, at_ns)
+        manifest = TransferManifest(
+            request.transfer_id, "", self.name, self.config.die, spec.prompt_tokens,
+            len(request.block_ids), self.config.num_layers,
+        )  # fmt: skip
+        row = TokenRow(spec.request_id, 0, first.token, at_ns, reason, first.logprob, first.top)
+        output = subjects.inbox(output_of(self.name))
+        opened = OpenStream(
+            spec.request_id, self.name, spec.gateway, spec.output, RequestTiming(timing)
+        )
+        effects: list[Effect] = [
+            Send(output, opened, at_ns),
+            Send(output, TokensCommitted(self.name, self.prompts, (row,)), at_ns),
+        ]
+        if reason is None:
+            # The stream goes on at the decode DP; the parser here has done its part.
+            effects.append(Send(output, CloseStream(spec.request_id), at_ns))
+        done = PrefillDone(spec.request_id, manifest, first, timing, reason)
+        effects.append(Send(subjects.inbox(request.job_executor), done, at_ns))
+        fields = {"request_id": spec.request_id, "prompt_tokens": spec.prompt_tokens}
+        effects.append(Record("prompt_prefilled", fields))
+        if reason is not None:
+            return [*effects, *self._leave(request, reason, at_ns)]
+        request.stage = Stage.LEASED
+        self.pool.move(spec.request_id, BlockState.LEASED)
+        return [*effects, SetTimer(spec.request_id, LEASE_NS)]
+
+    # ------------------------------------------------------------ transfer
+
+    def _bind(self, bind: BindTransfer, at_ns: int) -> list[Effect]:
+        request = self._requests.get(bind.request_id)
+        distflow = subjects.inbox(bind.distflow)
+        if request is None or request.stage is not Stage.LEASED:
+            reason = "the KV is not here any more"
+            abort = AbortTransfer(bind.transfer_id, bind.request_id, "prefill", reason)
+            return [Send(distflow, abort, at_ns)]
+        request.distflow = bind.distflow
+        register = RegisterTransfer(
+            bind.transfer_id, bind.request_id, self.name, self.config.die,
+            request.spec.prompt_tokens, len(request.block_ids),
+        )  # fmt: skip
+        return [Send(distflow, register, at_ns)]
+
+    def _pull(self, pull: PullKv, at_ns: int) -> list[Effect]:
+        request = self._by_transfer(pull.transfer_id)
+        if request is None or request.stage is not Stage.LEASED:
+            return []
+        request.stage = Stage.SENDING
+        request.pull = pull
+        self.pool.move(request.spec.request_id, BlockState.IN_TRANSFER)
+        job_id = self._new_job(request.spec.request_id)
+        # Reading KV is the DMA engine's work: it costs the die no compute time.
+        return [Compute(job_id, ExportKv(request.block_ids), 0, at_ns)]
+
+    def _send_blocks(
+        self, request: PrefillRequest, blocks: tuple[ExportedBlock, ...], at_ns: int
+    ) -> list[Effect]:
+        pull, config = request.pull, self.config
+        assert pull is not None
+        effects: list[Effect] = []
+        depart = at_ns + config.params.p2p_startup_ns
+        rows_left = request.spec.prompt_tokens
+        for index, block in enumerate(blocks):
+            rows = min(rows_left, config.block_size)
+            rows_left -= rows
+            frame = KvBlock(
+                pull.transfer_id, pull.generation, index, len(blocks), block.checksum, block.rows
+            )
+            charge = rows * config.profile.kv_token_bytes
+            effects.append(Transmit(config.die, pull.target_die, frame, charge, 1, depart))
+        return effects
+
+    def _transferred(self, request_id: str, at_ns: int) -> list[Effect]:
+        request = self._requests.get(request_id)
+        return [] if request is None else self._leave(request, "transferred", at_ns)
+
+    def _transfer_failed(self, failure: TransferFailure, at_ns: int) -> list[Effect]:
+        request = self._requests.get(failure.request_id)
+        if request is None:
+            return []
+        return self._fail(request, "transfer_failed", failure.reason, at_ns)
+
+    # ------------------------------------------------------------ leaving
+
+    def _cancel(self, request_id: str, at_ns: int) -> list[Effect]:
+        request = self._requests.get(request_id)
+        if request is None:
+            self._tombstones.add(request_id)
+            return []
+        if request.stage is Stage.RUNNING:
+            request.leaving = "cancelled"
+            return []
+        return [
+            *self._abort(request, "cancelled", at_ns),
+            *self._leave(request, "cancelled", at_ns),
+        ]
+
+    def _expire(self, request_id: str, at_ns: int) -> list[Effect]:
+        request = self._requests.get(request_id)
+        if request is None:
+            return []
+        if request.stage is Stage.RUNNING:
+            request.leaving = "deadline"
+            return []
+        reason = f"deadline passed in stage {request.stage.value}"
+        aborted = self._abort(request, reason, at_ns)
+        return [*aborted, *self._fail(request, "deadline_exceeded", reason, at_ns)]
+
+    def _abort(self, request: PrefillRequest, reason: str, at_ns: int) -> list[Effect]:
+        if not request.distflow:
+            return []
+        abort = AbortTransfer(request.transfer_id, request.spec.request_id, "prefill", reason)
+        return [Send(subjects.inbox(request.distflow), abort, at_ns)]
+
+    def _fail(self, request: PrefillRequest, code: str, reason: str, at_ns: int) -> list[Effect]:
+        request_id = request.spec.request_id
+        definite = request.stage is Stage.QUEUED
+        failed = LegFailed(request_id, "prefill", code, reason, definite)
+        told = Send(subjects.inbox(request.job_executor), failed, at_ns)
+        return [told, *self._leave(request, "failed", at_ns)]
+
+    def _leave(self, request: PrefillRequest, reason: str, at_ns: int) -> list[Effect]:
+        request_id = request.spec.request_id
+        del self._requests[request_id]
+        self._tombstones.add(request_id)
+        self.pool.release(request_id)
+        return [CancelTimer(request_id), self._told_shell(request_id, reason, at_ns)]
+
+    def _told_shell(self, request_id: str, reason: str, at_ns: int) -> Send:
+        finished = RequestFinished(request_id, self.name, reason, 0)
+        return Send(subjects.inbox(f"te_shell.{self.config.te}"), finished, at_ns)
+
+    # ------------------------------------------------------------ small things
+
+    def _new_job(self, request_id: str) -> int:
+        self._next_job += 1
+        self._jobs[self._next_job] = request_id
+        return self._next_job
+
+    def _by_transfer(self, transfer_id: str) -> PrefillRequest | None:
+        for request in self._requests.values():
+            if request.transfer_id == transfer_id:
+                return request
+        return None
+
+    def kv_counts(self) -> KvCounts:
+        """Where this group's blocks are."""
+        pool = self.pool
+        return KvCounts(
+            total=pool.num_blocks,
+            free=pool.free_blocks,
+            held=pool.count(BlockState.HELD),
+            leased=pool.count(BlockState.LEASED),
+            in_transfer=pool.count(BlockState.IN_TRANSFER),
+            quarantined=pool.count(BlockState.QUARANTINED),
+        )
+
+    def _describe(self) -> MemberState:
+        queued = sum(r.stage is Stage.QUEUED for r in self._requests.values())
+        phase = "prefilling" if self._running is not None else "idle"
+        return MemberState(
+            self.name, "prefill_te", 0, self.config.epoch, True, phase, self.prompts,
+            len(self._requests) - queued, queued, self.kv_counts(),
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """Blocks and requests agree; at most one prompt runs."""
+        self.pool.validate()
+        running = [r for r in self._requests.values() if r.stage is Stage.RUNNING]
+        assert [r.spec.request_id for r in running] == ([self._running] if self._running else [])
+        for request_id, request in self._requests.items():
+            owns = self.pool.get(request_id) is not None
+            assert owns == (request.stage is not Stage.QUEUED), request.stage

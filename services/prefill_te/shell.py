@@ -1,0 +1,27 @@
+"""Builds a prefill DP group from the plan."""
+
+from __future__ import annotations
+
+from libs.fabric.profiles import PROFILES
+from libs.runtime.build import Built, ServiceContext
+from services.prefill_te.core import PrefillConfig, PrefillCore
+from services.prefill_te.executor import PrefillExecutor
+
+
+def build(context: ServiceContext) -> Built:
+    """The core, and the executor with the whole model."""
+    plan, actor = context.plan, context.actor
+    topology = plan.topology
+    section = next(te for te in topology.prefill_tes if te.name == actor.te)
+    config = PrefillConfig(
+        name=actor.name,
+        te=actor.te,
+        die=actor.dies[0],
+        profile=PROFILES[topology.profile],
+        num_layers=context.model.args.num_hidden_layers,
+        num_blocks=topology.kv.prefill_blocks,
+        block_size=topology.kv.block_size,
+        queue_max=section.queue_max,
+    )
+    kv = context.model.paged_kv(config.num_blocks, config.block_size)
+    return Built(PrefillCore(config), PrefillExecutor(context.model.engine(), kv))

@@ -1,0 +1,141 @@
+"""`xds verify --host sim`: a seeded workload through a simulated pod, against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from libs import units
+from libs.config.topology import Topology
+from libs.model.reference import Reference
+from libs.model.resources import ModelResources
+from libs.runtime.sim_host import SimHost
+from libs.wire.control import KvCounts
+from libs.wire.request import RequestSpec
+from libs.wire.tokens import Chunk
+from libs.workload.expected import expected_answer
+from libs.workload.requests import ClientRequest, make_workload, spec_of
+from libs.workload.verdict import Seen, Verdict
+from services.gateway.core import ClientGone, ClientSubmit, Failure
+from services.superpod.wiring import simulate_pod
+
+GATEWAY = "gateway.0"
+#: Emulated time for the pod to assemble before the first client, and to let go of everything after
+#: the last.
+WARM_UP_NS = units.s(1)
+SETTLE_NS = units.s(5)
+
+Progress = Callable[[str, int, int], None]
+
+
+class _Client:
+    """One client's side of the story."""
+
+    def __init__(self, host: SimHost, request: ClientRequest, spec: RequestSpec) -> None:
+        self.host = host
+        self.request = request
+        self.spec = spec
+        self.seen = Seen()
+
+    @property
+    def over(self) -> bool:
+        return self.seen.left or self.seen.ended is not None
+
+    def take(self, item: Chunk | Failure, at_ns: int) -> None:
+        seen = self.seen
+        if seen.left:
+            return
+        if isinstance(item, Failure):
+            seen.ended = f"failed: {item.code}: {item.reason}"
+            return
+        seen.indices.append(item.index)
+        seen.tokens.append(item.token)
+        seen.stamps_ns.append(at_ns)
+        seen.content += item.content
+        seen.reasoning += item.reasoning
+        seen.tool_calls += item.tool_calls
+        seen.ended = item.finish_reason
+        leaves = self.request.cancel_after
+        if leaves is not None and len(seen.tokens) >= leaves and seen.ended is None:
+            seen.left = True
+            self.host.inject(GATEWAY, ClientGone(self.spec.request_id), at_ns)
+
+
+def verify_sim(
+    topology: Topology,
+    model: ModelResources,
+    *,
+    requests: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run and judge; the result is ready for `--json`."""
+    host = simulate_pod(topology, model, seed=seed)
+    clients = _submit_all(host, model, make_workload(seed, requests), seed)
+    tell = progress or (lambda _what, _done, _total: None)
+
+    def present(key: str, item: Chunk | Failure, at_ns: int) -> None:
+        clients[key].take(item, at_ns)
+        if clients[key].over:
+            tell("pod", sum(client.over for client in clients.values()), requests)
+
+    host.on_present(present)
+    host.run(lambda: all(client.over for client in clients.values()))
+    end_ns = host.now_ns + SETTLE_NS
+    host.run(lambda: host.now_ns >= end_ns)
+    verdict = _judge(clients, model, tell)
+    return {
+        "host": "sim",
+        "topology": topology.name,
+        "seed": seed,
+        "ok": verdict.ok and kv_blocks_held(host) == 0,
+        **asdict(verdict),
+        "kv_blocks_held": kv_blocks_held(host),
+        "emulated_s": round(units.to_s(host.now_ns - SETTLE_NS), 3),
+        "events": host.events,
+        "trace_hash": host.trace_hash,
+        "tpot_ms_mean": _tpot_ms(clients),
+    }
+
+
+def _submit_all(
+    host: SimHost, model: ModelResources, workload: list[ClientRequest], seed: int
+) -> dict[str, _Client]:
+    clients = {}
+    for request in workload:
+        request_id = f"verify-{seed}-{request.index}"
+        at_ns = WARM_UP_NS + request.arrive_ns
+        spec = spec_of(request, request_id, at_ns, model)
+        clients[request_id] = _Client(host, request, spec)
+        host.inject(GATEWAY, ClientSubmit(spec), at_ns)
+    return clients
+
+
+def _judge(clients: dict[str, _Client], model: ModelResources, tell: Progress) -> Verdict:
+    verdict = Verdict()
+    reference = Reference(model.engine())
+    for done, (name, client) in enumerate(clients.items(), start=1):
+        verdict.add(name, client.seen, expected_answer(client.spec, reference, model.tokenizer))
+        tell("reference", done, len(clients))
+    return verdict
+
+
+def kv_blocks_held(host: SimHost) -> int:
+    """Blocks that are not free anywhere in the pod."""
+    held = 0
+    for core in host.cores():
+        counts = getattr(core, "kv_counts", None)
+        if counts is not None:
+            kv: KvCounts = counts()
+            held += kv.total - kv.free
+    return held
+
+
+def _tpot_ms(clients: dict[str, _Client]) -> float:
+    gaps = [
+        units.to_ms(later - earlier)
+        for client in clients.values()
+        for earlier, later in zip(client.seen.stamps_ns, client.seen.stamps_ns[1:], strict=False)
+    ]
+    return round(sum(gaps) / len(gaps), 3) if gaps else 0.0

@@ -1,0 +1,1 @@
+"""One per TE: dispatches requests, fans out health checks."""
