@@ -63,9 +63,11 @@ class LaneEnd(ABC):
         self.outbox = Outbox(policy)
         self.requests = PendingRequests(inbox)
         self.inlets: list[Inlet] = []
-        self.refusing = False
+        self.refusing = False  # draining or closed
+        self.dead = False  # the carrier gave up: nothing will ever be sent again
         self.whole_bytes_max = policy.message_bytes_max
         self._on_fault = on_fault
+        self._answers = chunks.Collector(policy.message_bytes_max)
         self._streams = 0
 
     # ------------------------------------------------------------ what a carrier provides
@@ -121,7 +123,7 @@ class LaneEnd(ABC):
             raise PayloadTooLarge(size, self.policy.message_bytes_max)
         if self.connected:
             return
-        if self.policy.hold_messages == 0:
+        if self.dead or self.policy.hold_messages == 0:
             raise Disconnected(f"lane {self.lane} has no connection")
         if self.outbox.messages >= self.policy.hold_messages:
             raise Backpressure(f"lane {self.lane} has no connection and holds all it may")
@@ -180,7 +182,8 @@ class LaneEnd(ABC):
         that lets one escape on its own account is treated as one that raised.
         """
         if headers and chunks.HEADER in headers:
-            data = self._collect(inlet, message, headers[chunks.HEADER])
+            collector = None if inlet.queue else inlet.collector
+            data = self._collect(collector, message, headers[chunks.HEADER])
             if data is None:
                 return
             message = replace(message, data=data)
@@ -200,14 +203,20 @@ class LaneEnd(ABC):
             inlet.busy_since_s = None
 
     def answer(self, reply: str, data: bytes, headers: Mapping[str, str]) -> None:
-        """Hand what arrived on the inbox to whoever asked."""
-        self.requests.resolve(reply, data, headers)
+        """Hand what arrived on the inbox to whoever asked; pieces wait until they are complete."""
+        whole: bytes | None = data
+        if chunks.HEADER in headers:
+            whole = self._collect(self._answers, BusMessage(reply, data), headers[chunks.HEADER])
+        if whole is not None:
+            self.requests.resolve(reply, whole, headers)
 
-    def _collect(self, inlet: Inlet, message: BusMessage, header: str) -> bytes | None:
+    def _collect(
+        self, collector: chunks.Collector | None, message: BusMessage, header: str
+    ) -> bytes | None:
         try:
-            if inlet.queue:
+            if collector is None:
                 raise chunks.ChunkError("a message in pieces cannot go to a queue group")
-            return inlet.collector.add(header, message.data, self.now_s())
+            return collector.add(header, message.data, self.now_s())
         except chunks.ChunkError as error:
             self.counters.bad_chunks += 1
             self.report("bad_chunk", str(error), message.subject)
@@ -231,17 +240,21 @@ class LaneEnd(ABC):
         return asyncio.get_running_loop().time()
 
     def report(self, kind: str, detail: str, subject: str = "") -> None:
-        """Tell the owner of the bus about a fault."""
-        self._on_fault(BusFault(self.lane, kind, detail, subject))
+        """Tell the owner of the bus about a fault, soon: its code must not run inside a carrier."""
+        fault = BusFault(self.lane, kind, detail, subject)
+        asyncio.get_running_loop().call_soon(self._on_fault, fault)
 
     def sweep(self) -> None:
         """Give up on pieces that stopped coming and report handlers that do not come back."""
         now = self.now_s()
         self.requests.expire(now)
-        for inlet in self.inlets:
-            for stream in inlet.collector.expire(now):
+        collectors = [(self.requests.inbox, self._answers)]
+        collectors += [(inlet.pattern, inlet.collector) for inlet in self.inlets]
+        for where, collector in collectors:
+            for stream in collector.expire(now):
                 self.counters.bad_chunks += 1
-                self.report("bad_chunk", f"pieces of {stream} stopped coming", inlet.pattern)
+                self.report("bad_chunk", f"pieces of {stream} stopped coming", where)
+        for inlet in self.inlets:
             since = inlet.busy_since_s
             if since is None or inlet.stuck_reported or now - since < self.policy.handler_stuck_s:
                 continue

@@ -5,35 +5,33 @@ rest of the system. What the wrapper does about each of them:
 
 - `publish` of the client swallows cancellation and blocks for seconds when the socket is full: only
   the lane's sender task calls it, everybody else puts into the outbox.
-- Payload at the limit plus headers closes the client for good: whole messages stay 16 KiB below. -
-A handler that lets `CancelledError` escape silently ends its subscription: `LaneEnd.deliver`. - A
-raising `error_cb` ends the read loop: ours only notes the error, as do the other callbacks. - A
-timed-out `flush` leaves a cancelled future among the expected PONGs, and the PONG that comes later
-  ends the read loop: round trips are never cancelled while their connection lives.
+- Payload at the limit plus headers closes the client for good: whole messages stay 16 KiB below.
+- A handler that lets `CancelledError` escape silently ends its subscription: `LaneEnd.deliver`.
+- A raising `error_cb` ends the read loop: ours only notes the error, as do the other callbacks.
+- A timed-out `flush` leaves a cancelled future among the expected PONGs, and the PONG that comes
+  later ends the read loop: round trips are never cancelled while their connection lives.
 - While disconnected the client buffers silently: the sender waits, and `publish` above it refuses.
-- `drain` loses what its timeout cuts off: subscriptions first, then the outbox, then the
-connection. - Reconnects all come at the same moment: the wait is spread by client name. - Defaults
-notice a dead server after minutes: pings every two seconds, two may be outstanding. - The client
-may close for good, without an exception anywhere: `on_closed` is for leaving the process.
+- `drain` loses what its timeout cuts off: subscriptions first, then outbox, then connection.
+- Reconnects all come at the same moment: the wait is spread by client name.
+- Defaults notice a dead server after minutes: pings every two seconds, two may be outstanding.
+- The client may close for good without an exception: `on_closed` is for leaving the process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import re
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
+from nats.nuid import NUID
 
 from libs.bus.api import (
-    POLICIES,
     BusMessage,
     DeadlineExceeded,
     Denied,
@@ -46,37 +44,19 @@ from libs.bus.api import (
 )
 from libs.bus.lane import Inlet, LaneEnd
 from libs.bus.lane_bus import LaneBus, ignore_fault
+from libs.bus.nats_options import NatsOptions, reconnect_wait_s
 from libs.bus.outbox import Outgoing
+
+__all__ = ["NatsBus", "NatsLane", "NatsOptions"]
 
 HEADER_ROOM_BYTES = 16 * 1024
 CLIENT_BUFFER_BYTES = 1024 * 1024  # beyond it the client's publish waits for the socket
 WRITE_STALLED_S = 2.0
 CLOSE_S = 1.0
-ROUND_TRIP_NEVER_S = (
-    86_400  # see the module docstring: callers stop waiting, the round trip does not
-)
+ROUND_TRIP_NEVER_S = 86_400  # callers stop waiting, the round trip itself does not
 BURST = 64  # messages the sender hands over before it lets the event loop run
 
 _DENIED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
-
-
-@dataclass(frozen=True, slots=True)
-class NatsOptions:
-    """How to reach the broker, and as whom.
-
-    `name` is the actor's name; `policies` says which lanes to open; `detect_s` is how soon a silent
-    server counts as dead. `credentials` go to the client's connect as they are (`user`, `password`,
-    `token`, `nkeys_seed`, `tls`).
-    """
-
-    url: str
-    name: str
-    policies: Mapping[Lane, LanePolicy] = field(default_factory=lambda: POLICIES)
-    connect_s: float = 5.0
-    detect_s: float = 6.0
-    reconnect_wait_s: float = 0.5
-    inbox_prefix: str = "_INBOX"
-    credentials: Mapping[str, Any] = field(default_factory=dict)
 
 
 class NatsBus(LaneBus["NatsLane"]):
@@ -88,7 +68,7 @@ class NatsBus(LaneBus["NatsLane"]):
         options: NatsOptions,
         *,
         on_fault: FaultHandler = ignore_fault,
-        on_closed: Callable[[str], None] | None = None,
+        on_closed: Callable[[str], None] = lambda _: None,
     ) -> Self:
         """Open every lane, or raise `Disconnected` or `Denied` within `options.connect_s`.
 
@@ -130,10 +110,10 @@ class NatsLane(LaneEnd):
         policy: LanePolicy,
         options: NatsOptions,
         on_fault: FaultHandler,
-        on_closed: Callable[[str], None] | None,
+        on_closed: Callable[[str], None],
     ) -> None:
         inbox = f"{options.inbox_prefix}.{re.sub(r'[^A-Za-z0-9_-]', '_', options.name)}"
-        super().__init__(lane, policy, f"{inbox}.{nats.NUID().next().decode()}", on_fault)
+        super().__init__(lane, policy, f"{inbox}.{NUID().next().decode()}", on_fault)
         self._options = options
         self._on_closed = on_closed
         self._client = Client()
@@ -143,21 +123,27 @@ class NatsLane(LaneEnd):
         self._round_trips: set[asyncio.Task[None]] = set()
         self._denied: set[str] = set()
         self._last_error = "no answer"
+        self._rejected: asyncio.Future[str] | None = None
+        self._begun = False
         self._closing = False
 
     # ------------------------------------------------------------ life of the connection
 
     async def open(self) -> None:
         """Connect and listen on the inbox."""
+        self._rejected = rejected = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._connect())
-        await asyncio.wait({connecting}, timeout=self._options.connect_s)
+        either = asyncio.FIRST_COMPLETED  # the client would try for ever, rejected or not
+        await asyncio.wait(
+            {connecting, rejected}, timeout=self._options.connect_s, return_when=either
+        )
         if not connecting.done():
             connecting.cancel()
             await asyncio.wait({connecting})
+        if rejected.done():
+            raise Denied(f"broker at {self._options.url}: {rejected.result()}")
         if connecting.cancelled() or connecting.exception() is not None or not self.connected:
             text = f"no broker at {self._options.url}: {self._last_error}"
-            if "authorization" in self._last_error.lower():
-                raise Denied(text)
             raise Disconnected(f"{text}; is nats-server running there?")
         self._sender = asyncio.create_task(self._send_forever())
         await self._client.subscribe(f"{self.requests.inbox}.>", cb=self._on_answer)
@@ -165,7 +151,14 @@ class NatsLane(LaneEnd):
 
     async def _connect(self) -> None:
         options = self._options
-        spread = random.Random(f"{options.name}/{self.lane}").uniform(0.5, 1.5)
+        # The client declares whole seconds and takes any number.
+        times: dict[str, Any] = {
+            "connect_timeout": options.connect_s,
+            "reconnect_time_wait": reconnect_wait_s(options, self.lane),
+            "ping_interval": options.detect_s / 3,
+            "flush_timeout": WRITE_STALLED_S,
+        }
+        self._begun = True
         await self._client.connect(
             servers=[options.url],
             name=f"{options.name}/{self.lane}",
@@ -173,13 +166,10 @@ class NatsLane(LaneEnd):
             disconnected_cb=self._note_disconnected,
             reconnected_cb=self._note_reconnected,
             closed_cb=self._note_closed,
-            connect_timeout=options.connect_s,  # type: ignore[arg-type] # any number of seconds
-            reconnect_time_wait=options.reconnect_wait_s * spread,  # type: ignore[arg-type]
             max_reconnect_attempts=-1,
-            ping_interval=options.detect_s / 3,  # type: ignore[arg-type]
             max_outstanding_pings=2,
             pending_size=CLIENT_BUFFER_BYTES,
-            flush_timeout=WRITE_STALLED_S,
+            **times,
             **options.credentials,
         )
         self._learn_limits()
@@ -196,6 +186,8 @@ class NatsLane(LaneEnd):
         self._closing = True
         self._wakeup.set()
         self._forget_round_trips()
+        if not self._begun:
+            return
         closing = asyncio.create_task(self._client.close())
         done, _ = await asyncio.wait({closing}, timeout=CLOSE_S)
         if not done:  # a server that takes nothing: the socket goes with the process
@@ -209,6 +201,9 @@ class NatsLane(LaneEnd):
     async def _note_error(self, error: Exception) -> None:
         text = self._last_error = str(error) or type(error).__name__
         denied = _DENIED.search(text)
+        rejected = self._rejected
+        if "authorization" in text.lower() and rejected is not None and not rejected.done():
+            rejected.set_result(text)
         if denied is not None:
             self.counters.denied += 1
             self._denied.add(denied[2])
@@ -234,11 +229,11 @@ class NatsLane(LaneEnd):
         self.report("reconnected", self._options.url)
 
     async def _note_closed(self) -> None:
-        if self._closing:
-            return
-        self.report("closed", self._last_error)
-        if self._on_closed is not None:
-            self._on_closed(f"lane {self.lane}: {self._last_error}")
+        if not self._closing:
+            self.dead = True
+            reason = f"lane {self.lane}: {self._client.last_error}"
+            self.report("closed", reason)
+            asyncio.get_running_loop().call_soon(self._on_closed, reason)
 
     # ------------------------------------------------------------ sending
 
@@ -341,7 +336,8 @@ class NatsLane(LaneEnd):
     async def end_intake(self, timeout_s: float) -> int:
         if not self.connected:
             return sum(subscription.pending for subscription in self._subscriptions)
-        drains = {asyncio.create_task(item.inner.drain()) for item in self._subscriptions}
+        calls: list[Any] = [subscription.inner.drain for subscription in self._subscriptions]
+        drains = {asyncio.create_task(drain()) for drain in calls}
         if drains:
             _, late = await asyncio.wait(drains, timeout=timeout_s)
             for drain in late:

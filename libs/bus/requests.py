@@ -64,8 +64,8 @@ class PendingRequests:
         nobody = headers.get(STATUS_HEADER) == NO_RESPONDERS_STATUS
         probe = self._probes.pop(reply, None)
         if probe is not None:
-            if nobody:
-                probe.unreachable()
+            if nobody:  # soon: the owner's code must not run inside a carrier
+                asyncio.get_running_loop().call_soon(probe.unreachable)
             return
         subject, future = self._waiting.pop(reply, ("", None))
         if future is None or future.done():

@@ -71,12 +71,7 @@ class NatsServer:
 
     def __init__(self, options: NatsServerOptions | None = None) -> None:
         self._options = options or NatsServerOptions()
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if self._options.directory is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="xds-nats-")
-        self._directory = Path(
-            self._temporary.name if self._temporary else self._options.directory or "."
-        )
+        self._directory = self._options.directory
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         self.port = self._options.port
@@ -95,6 +90,7 @@ class NatsServer:
     @property
     def log(self) -> Path:
         """The server's log file."""
+        assert self._directory is not None, "the server was never started"
         return self._directory / "nats-server.log"
 
     def start(self) -> Self:
@@ -103,13 +99,17 @@ class NatsServer:
         Raises `BrokerUnavailable`: binary missing, port taken, or the last lines of the log.
         """
         assert self.pid is None, "already running"
-        self._directory.mkdir(parents=True, exist_ok=True)
+        binary = find_binary()
         self._refuse_taken_port()
-        for stale in self._directory.glob("*.ports"):
+        # Not TemporaryDirectory: its finalizer would also run in forked children, and empty ours.
+        directory = self._directory or Path(tempfile.mkdtemp(prefix="xds-nats-"))
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        for stale in directory.glob("*.ports"):
             stale.unlink()
-        config = self._directory / "nats-server.conf"
-        config.write_text(self._config())
-        command = [find_binary(), "-c", config, "--ports_file_dir", self._directory]
+        config = directory / "nats-server.conf"
+        config.write_text(self._config(directory))
+        command = [binary, "-c", config, "--ports_file_dir", directory]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 [*map(str, command)],
@@ -119,10 +119,14 @@ class NatsServer:
                 preexec_fn=_die_with_parent,
                 start_new_session=True,  # a terminal's Ctrl-C reaches services first, then us
             )
-        self._wait_ready()
+        try:
+            self._wait_ready(directory)
+        except BrokerUnavailable:
+            self.stop()
+            raise
         return self
 
-    def _config(self) -> str:
+    def _config(self, directory: Path) -> str:
         options = self._options
         lines = [
             f"host: {json.dumps(options.host)}",
@@ -132,7 +136,7 @@ class NatsServer:
             "write_deadline: '10s'",
         ]
         if options.jetstream:
-            lines.append(f"jetstream {{ store_dir: {json.dumps(str(self._directory))} }}")
+            lines.append(f"jetstream {{ store_dir: {json.dumps(str(directory))} }}")
         return "\n".join([*lines, options.extra]) + "\n"
 
     def _refuse_taken_port(self) -> None:
@@ -147,21 +151,20 @@ class NatsServer:
                 text = f"cannot listen on {where} ({error.strerror}): stop what uses it"
                 raise BrokerUnavailable(f"{text} or choose another port") from error
 
-    def _wait_ready(self) -> None:
+    def _wait_ready(self, directory: Path) -> None:
         process = self._process
         assert process is not None
         for _ in range(round(START_S / _POLL_S)):
             if process.poll() is not None:
                 raise BrokerUnavailable(f"nats-server ended at once: {self._log_tail()}")
-            if self._read_port(process.pid) and self._answers():
+            if self._read_port(directory / f"nats-server_{process.pid}.ports") and self._answers():
                 return
             time.sleep(_POLL_S)
-        self.kill()
         raise BrokerUnavailable(f"nats-server not ready after {START_S} s: {self._log_tail()}")
 
-    def _read_port(self, pid: int) -> bool:
+    def _read_port(self, path: Path) -> bool:
         try:
-            ports = json.loads((self._directory / f"nats-server_{pid}.ports").read_text())
+            ports = json.loads(path.read_text())
             self.port = int(ports["nats"][0].rsplit(":", 1)[1])
         except (OSError, ValueError, LookupError):  # not there yet, or only half written
             return False
@@ -194,6 +197,9 @@ class NatsServer:
         except subprocess.TimeoutExpired:
             self.kill()
         self._process = None
+        if self._options.directory is None and self._directory is not None:
+            shutil.rmtree(self._directory)
+            self._directory = None
 
     def kill(self) -> None:
         """End the server without a word (SIGKILL)."""
@@ -223,8 +229,6 @@ class NatsServer:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-        if self._temporary is not None:
-            self._temporary.cleanup()
 
 
 def _die_with_parent() -> None:

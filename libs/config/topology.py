@@ -130,14 +130,17 @@ def problems_of(error: ValidationError) -> list[str]:
 def parse_topology(text: str, *, source: str) -> Topology:
     """Validate YAML text; raises `BadInput` whose message lists every problem, one per line."""
     try:
-        raw = yaml.safe_load(text)
+        # YAML knows no tuples; strict mode is about scalars, so sequences are turned here.
+        raw = _tuples(yaml.safe_load(text))
     except yaml.YAMLError as error:
         raise BadInput(f"{source}: not YAML: {error}", field=source) from error
+    except RecursionError as error:
+        # An alias to a node around it, or nesting that no honest file has.
+        raise BadInput(f"{source}: nested too deeply", field=source) from error
     if not isinstance(raw, dict):
         raise BadInput(f"{source}: expected a mapping at the top", field=source)
     try:
-        # YAML knows no tuples; strict mode is about scalars, so sequences are turned here.
-        return Topology.model_validate(_tuples(raw))
+        return Topology.model_validate(raw)
     except ValidationError as error:
         lines = "\n".join(f"{source}: {line}" for line in problems_of(error))
         raise BadInput(lines, field=source) from error
@@ -154,6 +157,8 @@ def load_topology(path_or_name: str) -> Topology:
         shipped = ", ".join(sorted(item.stem for item in TOPOLOGY_DIR.glob("*.yaml")))
         reason = f"cannot read topology {path}: {error.strerror}; shipped ones: {shipped}"
         raise BadInput(reason, field="topology") from error
+    except UnicodeDecodeError as error:
+        raise BadInput(f"topology {path} is not UTF-8 text", field="topology") from error
     return parse_topology(text, source=str(path_or_name))
 
 

@@ -6,7 +6,7 @@ frame stamped later. A plain `free_at_ns` would push the earlier one behind the 
 the timelines of independent DP groups together. A `Timeline` therefore keeps its recent busy
 intervals and puts each piece of work into the first gap at or after its stamp.
 
-The history is bounded: what ended before `horizon_ns` ago is merged into a floor below which
+The history is bounded: the oldest of more than `HISTORY_MAX` intervals becomes a floor below which
 nothing can be reserved any more.
 """
 

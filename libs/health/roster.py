@@ -30,7 +30,9 @@ class Roster:
 
     def answered(self, actor: str, sequence: int, incarnation: int, state: MemberState) -> None:
         """Take an answer; answers out of the blue or from an older round than known are ignored."""
-        if actor not in self.expected or sequence < self._answered.get(actor, 0):
+        if actor not in self.expected or sequence > self.sequence:
+            return
+        if sequence < self._answered.get(actor, 0):
             return
         self._answered[actor] = sequence
         self._states[actor] = replace(state, incarnation=incarnation)

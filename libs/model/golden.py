@@ -1,7 +1,7 @@
 """Golden generations: prompts, the tokens that follow, and SHA-256 hashes of all logits bits.
 
-    python -m libs.model.golden --check [file]     exit code 1 and one line per difference
-    python -m libs.model.golden --write [file]     after a deliberate change of arithmetic or weights
+    python -m libs.model.golden --check [file]   exit code 1 and one line per difference
+    python -m libs.model.golden --write [file]   after a deliberate change of arithmetic or weights
 
 The hashes must hold on every machine, BLAS kernel and batch, with and without drafts; that is what
 makes "the answer is the same" a statement about bits. Prompts are token ids, their text is beside
@@ -27,7 +27,7 @@ from libs.model.weights import Checkpoint, load_checkpoint, read_json
 
 GOLDEN = Path(__file__).parent / "data" / "golden.json"
 EXACT_MODES: tuple[Mode, ...] = ("int8", "fx")
-MAX_TOKENS = 40
+MAX_TOKENS = 32
 DRAFTS = (1, 2)
 
 PROMPTS = {
@@ -88,7 +88,7 @@ def record(checkpoint: Checkpoint) -> dict[str, Any]:
 def differences(
     golden: dict[str, Any], checkpoint: Checkpoint, modes: tuple[Mode, ...] = EXACT_MODES
 ) -> Iterator[str]:
-    """One line per golden value that this machine does not reproduce, and per broken draft promise."""
+    """One line per golden value not reproduced here, and per draft that changed an answer."""
     if golden["files"] != _hashes(checkpoint):
         yield "the checkpoint's files are not those the golden file was made from"
         return

@@ -73,7 +73,7 @@ def model_info(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def parameters_by_part(args: ModelArgs) -> dict[str, int]:
-    """Parameters of each part of the main model; MTP layers are counted as one part of their own."""
+    """Parameters of each part of the main model; all MTP layers together are one part."""
     counts = dict.fromkeys([name for name, _ in _PARTS] + ["mtp"], 0)
     for name, shape in tensor_shapes(args).items():
         counts[_part_of(args, name)] += math.prod(shape)

@@ -2,7 +2,8 @@
 
 Rows are prepared once and may feed several products (gate and up projection, query and KV
 projection), on this die or on another: an expert die receives INT8 rows and must use them as they
-are, since quantising again would give other bits. That is why `Rows` is a type of its own.
+are, since nothing promises that quantising them again finds the same scale. That is why `Rows` is a
+type of its own.
 
     class         rows                        weights                  product
     Int8Linear    per-token scale, 127 steps  per-channel scale, int8  float32 BLAS on integers

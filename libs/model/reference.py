@@ -1,4 +1,4 @@
-"""The monolith: one sequence, one contiguous cache, no batching. What it says is right by definition.
+"""The monolith: one sequence, one contiguous cache, no batching; right by definition.
 
 Every other path (batched, chunked, disaggregated, faulted, rolled back, speculative) is compared
 with `Reference.generate`, token for token, and with `logit_hash`, bit for bit. Speculation is here
@@ -179,7 +179,7 @@ class Reference:
 
 
 class Drafter:
-    """Proposes tokens for one sequence, and keeps the KV rows of its MTP layers made of verified ones.
+    """Proposes tokens for one sequence and keeps the KV rows of its MTP layers true.
 
     A trained layer of depth `d` looks `d` tokens beyond the verified ones, so its last `d` rows are
     provisional after each proposal; the next one writes them again, from hidden states carried

@@ -40,7 +40,7 @@ from libs.actor import (
     Transmit,
     Unreachable,
 )
-from libs.bus.api import Bus, BusMessage, Lane, NoResponders, Subscription
+from libs.bus.api import Bus, BusMessage, Lane, Subscription
 from libs.clock.pod_clock import PodClock
 from libs.errors import InvariantError, OperatingError, RemoteProtocolError
 from libs.fabric.params import UB, FabricParams
@@ -55,11 +55,6 @@ from libs.wire.registry import Limit
 
 _LANES = {Limit.CONTROL: Lane.CONTROL, Limit.TOKEN: Lane.TOKEN, Limit.BULK: Lane.BULK}
 
-#: How long a probed send waits to learn that nobody listens; the answer normally takes under 1 ms.
-PROBE_TIMEOUT_S = 1.0
-#: Probed sends under way at once.
-PROBES_MAX = 1024
-
 
 class RecordSink(Protocol):
     """Where domain facts go: logs, metrics, traces."""
@@ -71,13 +66,18 @@ class RecordSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostOptions:
-    """Identity and place of the process."""
+    """Identity and place of the process.
+
+    With `inline` jobs run in the loop itself: right only where a job is a fraction of a millisecond,
+    so that handing it to a thread and back would cost more than running it.
+    """
 
     dies: tuple[int, ...] = ()
     incarnation: int = 1
     epoch: int = 1
     shards: int = 1
     validate: bool = False
+    inline: bool = False
     params: FabricParams = UB
 
 
@@ -100,11 +100,11 @@ class AsyncioHost:
         self.stepper = Stepper(core, validate=self.options.validate)
         self.lag_ns = 0
         self.decode_errors = 0
+        self.messages_lost = 0
         self._executor = executor
         self._sink = sink
         self._timeline = Timeline()
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._probes: set[asyncio.Task[None]] = set()
         self._presenter: Callable[[str, Any, int], None] | None = None
         self._held: list[tuple[int, int, Present]] = []
         self._held_sequence = 0
@@ -139,13 +139,16 @@ class AsyncioHost:
         assert self._failure is not None, "start first"
         await self._failure
 
+    def fail(self, error: Exception) -> None:
+        """Something the core cannot see ended this process's usefulness: `wait` raises it."""
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
     async def stop(self) -> None:
         """Stop taking events, drain the bus, end the worker."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for probe in list(self._probes):
-            probe.cancel()
         await self.bus.drain(timeout_s=2.0)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -187,8 +190,7 @@ class AsyncioHost:
         try:
             effects = self.stepper.step(event)
         except InvariantError as error:
-            assert self._failure is not None
-            self._failure.set_exception(error)
+            self.fail(error)
             return
         for effect in effects:
             self._carry_out(effect)
@@ -232,27 +234,27 @@ class AsyncioHost:
 
     def _publish(self, subject: str, message: Any, at_ns: int) -> None:
         lane = _LANES[type(message).LIMIT]
-        self.bus.publish(subject, self._encode(message, at_ns), lane=lane)
+        data = self._encode(message, at_ns)
+        try:
+            self.bus.publish(subject, data, lane=lane)
+        except OperatingError as error:
+            self._lost(subject, error)
+
+    def _lost(self, subject: str, error: OperatingError) -> None:
+        # A lost message is covered by somebody's deadline, like one that the broker lost.
+        self.messages_lost += 1
+        self._record(Record("message_lost", {"subject": subject, "code": error.code}))
 
     def _send(self, effect: Send, at_ns: int) -> None:
-        if not effect.probe:
+        if effect.probe:
+            lane = _LANES[type(effect.message).LIMIT]
+            data = self._encode(effect.message, at_ns)
+            try:
+                self.bus.probe(effect.subject, data, lambda: self._unreachable(effect), lane=lane)
+            except OperatingError as error:
+                self._lost(effect.subject, error)
+        else:
             self._publish(effect.subject, effect.message, at_ns)
-            return
-        if len(self._probes) >= PROBES_MAX:
-            self._unreachable(effect)
-            return
-        task = asyncio.get_running_loop().create_task(self._probe(effect, at_ns))
-        self._probes.add(task)
-        task.add_done_callback(self._probes.discard)
-
-    async def _probe(self, effect: Send, at_ns: int) -> None:
-        data = self._encode(effect.message, at_ns)
-        try:
-            await self.bus.request(effect.subject, data, timeout_s=PROBE_TIMEOUT_S)
-        except NoResponders:
-            self._unreachable(effect)
-        except OperatingError:
-            pass  # delivered to somebody who does not answer this way; deadlines cover the rest
 
     def _unreachable(self, effect: Send) -> None:
         self.feed(Unreachable(self.clock.now_ns(), effect.subject, effect.message))
@@ -284,7 +286,14 @@ class AsyncioHost:
         assert self._executor is not None, f"{self.core.name} has no executor"
         done_ns = self._timeline.reserve(at_ns, effect.cost_ns) + effect.cost_ns
         loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._threads, self._run, effect.job)
+        if self.options.inline:
+            future: asyncio.Future[Any] = loop.create_future()
+            try:
+                future.set_result(self._run(effect.job))
+            except Exception as error:  # noqa: BLE001 - judged in `_computed`, like the thread's
+                future.set_exception(error)
+        else:
+            future = loop.run_in_executor(self._threads, self._run, effect.job)
         future.add_done_callback(lambda f: self._computed(effect, done_ns, f))
 
     def _run(self, job: Any) -> Any:
@@ -299,11 +308,10 @@ class AsyncioHost:
             return
         error = future.exception()
         if error is not None:
-            assert self._failure is not None
-            if not self._failure.done():
-                failure = InvariantError(f"{self.core.name}: executor failed on {effect.job!r}")
-                failure.__cause__ = error
-                self._failure.set_exception(failure)
+            job = type(effect.job).__name__
+            failure = InvariantError(f"{self.core.name}: executor failed on {job}: {error!r}")
+            failure.__cause__ = error
+            self.fail(failure)
             return
         event = ComputeDone(done_ns, effect.job_id, future.result())
         if effect.paced:

@@ -32,11 +32,15 @@ Edge = Callable[[AsyncioHost, LogSink], Coroutine[Any, Any, None]]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A core, its executor if it computes, and its edge if it faces people."""
+    """A core, its executor if it computes, and its edge if it faces people.
+
+    `inline` runs the executor in the loop (`HostOptions.inline` says when that is right).
+    """
 
     core: Core
     executor: Executor | None = None
     edge: Edge | None = None
+    inline: bool = False
 
 
 Builder = Callable[[ServiceContext], Built]

@@ -7,7 +7,7 @@ model already in memory; nothing else differs.
     XDS_ACTOR        which actor of the plan this process is       decode_te.d0.dp1
     XDS_TOPOLOGY     topology file or the name of a shipped one    mini
     XDS_NATS         broker address                                nats://127.0.0.1:4222
-    XDS_EPOCH_NS     wall time of emulated zero, the same for all  1764547200000000000
+    XDS_EPOCH_NS     wall time of emulated zero, the same for all  0 (the Unix epoch)
     XDS_PACE         wall seconds per emulated second              1.0
     XDS_INCARNATION  number of this actor's life                   1
     XDS_LOG          log level                                     info
@@ -25,11 +25,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from libs.bus.nats import NatsBus
-from libs.clock.pod_clock import PodClock, wall_ns
+from libs.bus.api import BusFault
+from libs.bus.nats import NatsBus, NatsOptions
+from libs.clock.pod_clock import PodClock
 from libs.config.plan import plan_pod
 from libs.config.topology import load_topology
-from libs.errors import BadInput, XdsError
+from libs.errors import BadInput, PeerLost, XdsError
 from libs.model.resources import ModelResources
 from libs.runtime.asyncio_host import AsyncioHost, HostOptions
 from libs.runtime.build import Builder, Built, ServiceContext
@@ -70,7 +71,7 @@ def settings_from_env(env: Mapping[str, str]) -> ServiceSettings:
         actor=text("XDS_ACTOR"),
         topology=text("XDS_TOPOLOGY", "mini"),
         nats=text("XDS_NATS", "nats://127.0.0.1:4222"),
-        epoch_ns=number("XDS_EPOCH_NS", str(wall_ns()), int),
+        epoch_ns=number("XDS_EPOCH_NS", "0", int),
         pace=number("XDS_PACE", "1.0", float),
         incarnation=number("XDS_INCARNATION", "1", int),
         log=text("XDS_LOG", "info"),
@@ -98,8 +99,17 @@ async def run_service(
     context = context_for(settings, model)
     built = build(context)
     sink = LogSink(settings.actor, settings.incarnation)
-    bus = NatsBus(settings.nats, name=settings.actor)
-    await bus.connect()
+    host: AsyncioHost | None = None
+
+    def closed(reason: str) -> None:
+        if host is not None:
+            host.fail(PeerLost(f"the broker connection ended for good: {reason}"))
+
+    def fault(item: BusFault) -> None:
+        sink.note("bus_fault", lane=item.lane, kind=item.kind, detail=item.detail)
+
+    options = NatsOptions(settings.nats, settings.actor)
+    bus = await NatsBus.connect(options, on_fault=fault, on_closed=closed)
     host = AsyncioHost(
         built.core,
         bus,
@@ -110,6 +120,7 @@ async def run_service(
             incarnation=settings.incarnation,
             shards=context.plan.topology.fabric.shards,
             validate=settings.validate,
+            inline=built.inline,
         ),
         sink=sink,
     )
@@ -144,8 +155,6 @@ async def _until_stopped(host: AsyncioHost, built: Built, sink: LogSink) -> None
 
 def main(build: Builder) -> None:
     """Entry point of `python -m services.<name>`; exit code 2 for bad input, 1 for a failure."""
-    # One BLAS thread per process: more of them spin against each other and gain nothing here.
-    assert os.environ.get("OPENBLAS_NUM_THREADS", "1") == "1", "OPENBLAS_NUM_THREADS must be 1"
     try:
         settings = settings_from_env(os.environ)
         configure_logs(settings.log)

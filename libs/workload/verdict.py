@@ -92,7 +92,7 @@ class Verdict:
         pairs: Sequence[tuple[str, object, object]] = (
             ("content", seen.content, expected.content),
             ("reasoning", seen.reasoning, expected.reasoning),
-            ("tool_calls", tuple(seen.tool_calls), expected.tool_calls),
+            ("tool_calls", joined_calls(seen.tool_calls), joined_calls(expected.tool_calls)),
         )
         for what, found, wanted in pairs:
             if found != wanted:
@@ -102,3 +102,12 @@ class Verdict:
     def _example(self, text: str) -> None:
         if len(self.examples) < 10:
             self.examples.append(text)
+
+
+def joined_calls(pieces: Sequence[ToolCallPiece]) -> list[tuple[str | None, str]]:
+    """Name and arguments of each call, however they were cut; ids differ from run to run."""
+    calls: dict[int, tuple[str | None, str]] = {}
+    for piece in pieces:
+        name, arguments = calls.get(piece.index, (None, ""))
+        calls[piece.index] = (piece.name or name, arguments + piece.arguments)
+    return [calls[index] for index in sorted(calls)]

@@ -95,8 +95,8 @@ class ControlPlaneCore:
 
     def _answered(self, event: Received, reply: HeartbeatReply) -> list[Effect]:
         self._roster.answered(event.sender, reply.sequence, event.incarnation, reply.state)
-        for member in reply.members:
-            self._te_members[member.actor] = member
+        planned = (m for m in reply.members if m.actor in self.config.all_members)
+        self._te_members.update((member.actor, member) for member in planned)
         self._version += 1
         view = self.view()
         if view.ready == self._was_ready:

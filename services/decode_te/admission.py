@@ -55,13 +55,17 @@ class Admission:
             group.new_sequence(),
         )  # fmt: skip
         if spec.request_id in group.tombstones:
-            return self._release_unstarted(request, at_ns)
+            return [
+                self._abort_message(request, "not admitted", at_ns),
+                self._told_shell(request, at_ns),
+            ]
         refusal = self._refusal(request)
         if refusal is not None:
             code, reason = refusal
             failed = LegFailed(spec.request_id, "decode", code, reason, definite=True)
             inbox = subjects.inbox(assign.job_executor)
-            return [Send(inbox, failed, at_ns), *self._release_unstarted(request, at_ns)]
+            # No abort: the KV stays leased, and the job executor may find it another decode TE.
+            return [Send(inbox, failed, at_ns), self._told_shell(request, at_ns)]
         group.requests[spec.request_id] = request
         return [SetTimer(spec.request_id, spec.budget_ns)]
 
@@ -74,16 +78,10 @@ class Admission:
             return "backpressure", f"{group.config.queue_max} requests wait for KV blocks"
         return None
 
-    def _release_unstarted(self, request: DecodeRequest, at_ns: int) -> list[Effect]:
-        """Never admitted: the prefill side must hear that nobody will come for its KV."""
-        manifest = request.manifest
-        abort = AbortTransfer(manifest.transfer_id, request.request_id, "decode", "not admitted")
+    def _told_shell(self, request: DecodeRequest, at_ns: int) -> Send:
+        """Never admitted: the shell must not count the request against this group."""
         finished = RequestFinished(request.request_id, self.group.config.name, "refused", 0)
-        shell = subjects.inbox(f"te_shell.{self.group.config.te}")
-        return [
-            Send(subjects.inbox(manifest.distflow), abort, at_ns),
-            Send(shell, finished, at_ns),
-        ]
+        return Send(subjects.inbox(f"te_shell.{self.group.config.te}"), finished, at_ns)
 
     def admit(self, at_ns: int) -> list[Effect]:
         """Reserve blocks for as many waiting requests as fit, oldest first."""
@@ -200,8 +198,8 @@ class Admission:
     def stop(self, stop: StopMatched, at_ns: int) -> list[Effect]:
         """A stop string ended the text at `index`: what was generated beyond it does not count."""
         request = self.group.requests.get(stop.request_id)
-        if request is None:
-            return []
+        if request is None or not 0 <= stop.index < len(request.output):
+            return []  # a token that this group has not committed
         del request.output[stop.index + 1 :]
         if self.loop.reads(request):
             request.leaving = "stop"

@@ -202,6 +202,8 @@ class IterationLoop:
         iteration = self._iteration
         if iteration is None or refusal.work_id != iteration.work_id:
             return []
+        if refusal.die not in iteration.missing_dies:
+            return []  # it has answered, and refuses a repetition
         if refusal.code == "backpressure":
             return []  # the deadline sends the rows again
         return self._give_up(refusal.code, f"die {refusal.die}: {refusal.reason}", at_ns)
@@ -212,7 +214,10 @@ class IterationLoop:
         self._sent = {}
         effects: list[Effect] = [CancelTimer(ITERATION_TIMER)]
         for request in iteration.batch:
-            effects += self.group.fail(request, code, reason, at_ns)
+            if request.leaving is not None:
+                effects += self.group.leave(request, request.leaving, at_ns)
+            else:
+                effects += self.group.fail(request, code, reason, at_ns)
         record = {"iteration": iteration.number, "code": code, "reason": reason}
         return [*effects, Record("iteration_failed", record)]
 

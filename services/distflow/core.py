@@ -10,9 +10,10 @@ the right decode DP, once, and that both learn how it ended.
     OFFERED       | PULLING       same          -              failed
     PULLING       | same          same          complete       failed
 
-`complete` and `failed` are told to both sides and forgotten. The prefill DP owns the KV until it
-hears `complete`; a decode DP never decodes after `failed`. Either side's silence ends in `failed`
-by deadline.
+`complete` and `failed` are told to both sides and forgotten; a transfer has one outcome, so
+whatever is repeated after `complete` is ignored, and whoever speaks (again) after `failed` is told
+so. The prefill DP owns the KV until it hears `complete`; a decode DP never decodes after `failed`.
+Either side's silence ends in `failed` by deadline.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class DistFlowCore:
         self.completed = 0
         self.failed = 0
         self._transfers: dict[str, Transfer] = {}
+        self._completed = Tombstones()
         self._ended = Tombstones()
         self._presence = Presence(name, "", self._describe)
 
@@ -139,13 +141,16 @@ class DistFlowCore:
         ]
 
     def _complete(self, done: ReceiveDone) -> list[Effect]:
+        if done.transfer_id in self._completed:
+            return []
         transfer = self._transfers.get(done.transfer_id)
         if transfer is None or transfer.state is not TransferState.PULLING:
             # It was aborted while the last block was on its way: the receiver must not decode
             # from it.
             failure = TransferFailure(done.transfer_id, done.request_id, "the transfer had ended")
             return [Send(subjects.inbox(done.target_dp), failure)]
-        self._forget(transfer)
+        del self._transfers[transfer.transfer_id]
+        self._completed.add(transfer.transfer_id)
         self.completed += 1
         complete = TransferComplete(transfer.transfer_id, transfer.request_id)
         sides = self._sides(transfer)
@@ -165,7 +170,8 @@ class DistFlowCore:
         return self._fail(transfer, f"deadline passed in state {transfer.state.value}")
 
     def _fail(self, transfer: Transfer, reason: str) -> list[Effect]:
-        self._forget(transfer)
+        del self._transfers[transfer.transfer_id]
+        self._ended.add(transfer.transfer_id)
         self.failed += 1
         failure = TransferFailure(transfer.transfer_id, transfer.request_id, reason)
         sides = self._sides(transfer)
@@ -176,6 +182,8 @@ class DistFlowCore:
         ]
 
     def _refuse(self, transfer_id: str, request_id: str, dp: str) -> list[Effect] | None:
+        if transfer_id in self._completed:
+            return []
         if transfer_id in self._ended:
             reason = "the transfer had ended"
         elif transfer_id not in self._transfers and len(self._transfers) >= TRANSFERS_MAX:
@@ -183,10 +191,6 @@ class DistFlowCore:
         else:
             return None
         return [Send(subjects.inbox(dp), TransferFailure(transfer_id, request_id, reason))]
-
-    def _forget(self, transfer: Transfer) -> None:
-        del self._transfers[transfer.transfer_id]
-        self._ended.add(transfer.transfer_id)
 
     def _sides(self, transfer: Transfer) -> list[str]:
         sides = []

@@ -100,11 +100,9 @@ class ExpertDieCore:
         elif item.map_version != config.placement.version:
             code = "stale_map"
             reason = f"map version {item.map_version}, here {config.placement.version}"
-        elif item.rows.shape[0] != item.topk_idx.shape[0]:
-            code, reason = (
-                "malformed",
-                f"{item.rows.shape[0]} rows, {item.topk_idx.shape[0]} routes",
-            )
+        elif not _well_formed(item):
+            shapes = f"rows {item.rows.shape}, routes {item.topk_idx.shape}"
+            code, reason = "malformed", f"{shapes}, repeat {item.repeat}"
         elif len(self._jobs) >= BACKLOG_MAX:
             code, reason = "backpressure", f"{len(self._jobs)} items wait"
         else:
@@ -129,3 +127,13 @@ class ExpertDieCore:
     def validate(self) -> None:
         """The backlog is bounded."""
         assert len(self._jobs) <= BACKLOG_MAX
+
+
+def _well_formed(item: A2E) -> bool:
+    """Whether the tensors are tables of one height, and the exchange stands for any layer."""
+    tables = (item.rows, item.topk_idx, item.topk_weights)
+    return (
+        item.repeat >= 1
+        and all(table.ndim == 2 and len(table) == len(item.rows) for table in tables)
+        and item.topk_idx.shape == item.topk_weights.shape
+    )

@@ -54,6 +54,9 @@ class FabricEmulatorCore:
         if not (0 <= frame.source < self.num_dies and 0 <= frame.target < self.num_dies):
             pair = {"source": frame.source, "target": frame.target}
             return [Record("unknown_die", pair)]
+        if frame.charge_bytes < 0 or frame.repeat < 1:
+            charge = {"charge_bytes": frame.charge_bytes, "repeat": frame.repeat}
+            return [Record("malformed_frame", charge)]
         occupancy = transfer_ns(frame.charge_bytes, self.params.ub_bytes_per_s)
         begin = self._egress[frame.source].reserve(frame.depart_ns, occupancy)
         begin = self._ingress[frame.target].reserve(begin, occupancy)

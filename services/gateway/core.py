@@ -190,11 +190,12 @@ class GatewayCore:
         if chunk.index < request.next_index or chunk.index in request.early:
             self.duplicates += 1
             return []
-        if len(request.early) >= EARLY_MAX:
-            failed = RequestFailed(
-                chunk.request_id, "peer_lost", "tokens were lost", False, "stream"
-            )
-            return self._failed(failed, chunk.at_ns)
+        # The chunk that closes the gap is always taken: it makes room instead of using it.
+        if chunk.index > request.next_index and len(request.early) >= EARLY_MAX:
+            lost = "tokens were lost"
+            failed = RequestFailed(chunk.request_id, "peer_lost", lost, False, "stream")
+            cancel = self._cancel(request, lost, chunk.at_ns)
+            return [*cancel, *self._failed(failed, chunk.at_ns)]
         request.early[chunk.index] = chunk
         effects: list[Effect] = []
         while request.next_index in request.early:

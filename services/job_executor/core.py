@@ -116,9 +116,9 @@ class JobExecutorCore:
                 self._dead = _dead_shells(view)
                 return []
             case Unreachable(message=AssignPrefill(spec=spec), at_ns=at_ns):
-                return self._unreachable(spec.request_id, at_ns)
+                return self._unreachable(spec.request_id, Leg.PREFILL, at_ns)
             case Unreachable(message=AssignDecode(spec=spec), at_ns=at_ns):
-                return self._unreachable(spec.request_id, at_ns)
+                return self._unreachable(spec.request_id, Leg.DECODE, at_ns)
             case TimerFired(name=request_id, at_ns=at_ns):
                 return self._expire(request_id, at_ns)
             case Received(message=message):
@@ -131,16 +131,19 @@ class JobExecutorCore:
     # ------------------------------------------------------------ prefill
 
     def _submit(self, spec: RequestSpec, at_ns: int) -> list[Effect]:
-        if spec.request_id in self._jobs or spec.request_id in self._ended:
-            return []
         gateway = subjects.inbox(spec.gateway)
+        accepted = Accepted(spec.request_id, self.name)
+        if spec.request_id in self._ended:
+            return []
+        if spec.request_id in self._jobs:
+            # The gateway asks again because our answer was lost.
+            return [Send(gateway, accepted, at_ns)]
         if len(self._jobs) >= self.config.jobs_max:
             reason = f"{self.config.jobs_max} requests are open at {self.name}"
             failed = RequestFailed(spec.request_id, "backpressure", reason, True, "dispatch")
             return [Send(gateway, failed, at_ns)]
         job = Job(spec)
         self._jobs[spec.request_id] = job
-        accepted = Accepted(spec.request_id, self.name)
         return [
             Send(gateway, accepted, at_ns),
             SetTimer(spec.request_id, spec.budget_ns + GRACE_NS),
@@ -205,9 +208,9 @@ class JobExecutorCore:
             return self._elsewhere(job, failed.code, failed.reason, at_ns)
         return self._fail(job, failed.code, failed.reason, failed.definite, at_ns)
 
-    def _unreachable(self, request_id: str, at_ns: int) -> list[Effect]:
+    def _unreachable(self, request_id: str, leg: Leg, at_ns: int) -> list[Effect]:
         job = self._jobs.get(request_id)
-        if job is None:
+        if job is None or job.leg is not leg:
             return []
         te = job.prefill_te if job.leg is Leg.PREFILL else job.decode_te
         return self._elsewhere(job, "peer_lost", f"nobody listens at TE {te}", at_ns)

@@ -156,8 +156,8 @@ class PrefillCore:
                 return self._pull(pull, at_ns)
             case Received(message=TransferComplete(request_id=request_id), at_ns=at_ns):
                 return self._transferred(request_id, at_ns)
-            case Received(message=TransferFailure() as failure, at_ns=at_ns):
-                return self._transfer_failed(failure, at_ns)
+            case Received(message=TransferFailure() as failure, sender=sender, at_ns=at_ns):
+                return self._transfer_failed(failure, sender, at_ns)
             case Received(message=Cancel(request_id=request_id), at_ns=at_ns):
                 return self._cancel(request_id, at_ns)
             case Received(message=StopMatched(request_id=request_id), at_ns=at_ns):
@@ -242,11 +242,14 @@ class PrefillCore:
             case OperatingError():
                 assert request is not None
                 self._running = None
+                self._free_at_ns = at_ns
                 return self._fail(request, result.code, result.message, at_ns)
             case _:
                 raise AssertionError(f"unexpected result {result!r}")
 
     def _prefilled(self, request: PrefillRequest, result: Sampled, at_ns: int) -> list[Effect]:
+        if request.leaving == "deadline":
+            return self._fail(request, "deadline_exceeded", "deadline passed in prefill", at_ns)
         if request.leaving is not None:
             return self._leave(request, request.leaving, at_ns)
         spec = request.spec
@@ -288,12 +291,15 @@ class PrefillCore:
             reason = "the KV is not here any more"
             abort = AbortTransfer(bind.transfer_id, bind.request_id, "prefill", reason)
             return [Send(distflow, abort, at_ns)]
+        # Another decode TE is to take the KV: the first pairing must not wait for its deadline.
+        moved = request.distflow not in ("", bind.distflow)
+        given_up = self._abort(request, "bound elsewhere", at_ns) if moved else []
         request.distflow = bind.distflow
         register = RegisterTransfer(
             bind.transfer_id, bind.request_id, self.name, self.config.die,
             request.spec.prompt_tokens, len(request.block_ids),
         )  # fmt: skip
-        return [Send(distflow, register, at_ns)]
+        return [*given_up, Send(distflow, register, at_ns)]
 
     def _pull(self, pull: PullKv, at_ns: int) -> list[Effect]:
         request = self._by_transfer(pull.transfer_id)
@@ -328,10 +334,10 @@ class PrefillCore:
         request = self._requests.get(request_id)
         return [] if request is None else self._leave(request, "transferred", at_ns)
 
-    def _transfer_failed(self, failure: TransferFailure, at_ns: int) -> list[Effect]:
+    def _transfer_failed(self, failure: TransferFailure, sender: str, at_ns: int) -> list[Effect]:
         request = self._requests.get(failure.request_id)
-        if request is None:
-            return []
+        if request is None or sender != request.distflow:
+            return []  # a pairing that was given up for another decode TE
         return self._fail(request, "transfer_failed", failure.reason, at_ns)
 
     # ------------------------------------------------------------ leaving

@@ -18,25 +18,24 @@ from services.output.shell import build as build_output
 from services.prefill_te.shell import build as build_prefill_te
 from services.te_shell.shell import build as build_te_shell
 
-
-def build_gateway(context: ServiceContext) -> Built:
-    """The gateway without its HTTP edge: clients of a simulation speak to the core."""
-    limits = context.plan.topology.limits
-    return Built(GatewayCore(GatewayConfig(context.actor.name, limits.requests_in_flight_max)))
-
-
-BUILDERS: dict[str, Builder] = {
+#: How each role but the gateway is built; the gateway's HTTP edge exists only where there is HTTP.
+SERVICE_BUILDERS: dict[str, Builder] = {
     "control_plane": build_control_plane,
     "decode_te": build_decode_te,
     "distflow": build_distflow,
     "expert_die": build_expert_die,
     "fabric_emulator": build_fabric_emulator,
-    "gateway": build_gateway,
     "job_executor": build_job_executor,
     "output": build_output,
     "prefill_te": build_prefill_te,
     "te_shell": build_te_shell,
 }
+
+
+def build_gateway(context: ServiceContext) -> Built:
+    """The gateway without its HTTP edge: clients of a simulation speak to the core."""
+    limits = context.plan.topology.limits
+    return Built(GatewayCore(GatewayConfig(context.actor.name, limits.requests_in_flight_max)))
 
 
 def simulate_pod(
@@ -47,7 +46,8 @@ def simulate_pod(
     plan = plan_pod(topology)
     options = SimOptions(seed=seed, validate=validate, shards=topology.fabric.shards)
     host = SimHost(options)
+    builders = {**SERVICE_BUILDERS, "gateway": build_gateway}
     for actor in plan.actors:
-        built = BUILDERS[actor.role](ServiceContext(plan, actor, model))
+        built = builders[actor.role](ServiceContext(plan, actor, model))
         host.add(built.core, dies=actor.dies, executor=built.executor)
     return host

@@ -31,6 +31,8 @@ from libs.model.training.tokenizer_trainer import CONFIG_FILE, TOKENIZER_FILE
 from libs.model.training.torch_extra import Tensor, torch
 from libs.model.weights import Checkpoint, load_checkpoint
 
+MAIN_FILE = "model.safetensors"
+SECOND_MTP_FILE = "mtp2.safetensors"
 _ROUTER = re.compile(r"\.mlp\.gate\.(weight|e_score_correction_bias)$")
 _STACK = re.compile(r"^(.*\.mlp\.experts\.)(gate_up|down)$")
 
@@ -64,15 +66,38 @@ def _cut(prefix: str, part: str, stack: Tensor) -> dict[str, Tensor]:
 def save_checkpoint(network: Network, folder: Path, config: Mapping[str, Any]) -> Checkpoint:
     """Writes `network` into `folder` and opens it again; `config` is written as it is."""
     folder.mkdir(parents=True, exist_ok=True)
-    second = f"model.layers.{network.args.num_hidden_layers + 1}."
-    main, mtp2 = {}, {}
-    for name, tensor in public_tensors(network).items():
-        (mtp2 if name.startswith(second) else main)[name] = tensor
     (folder / "config.json").write_text(json.dumps(dict(config), indent=1) + "\n")
-    save_file(main, folder / "model.safetensors", metadata={"format": "pt"})
-    if mtp2:
-        save_file(mtp2, folder / "mtp2.safetensors", metadata={"format": "pt"})
+    main, second = _split(network)
+    _save(main, folder / MAIN_FILE)
+    # A second layer of an earlier model must not stay beside a new main file.
+    (folder / SECOND_MTP_FILE).unlink(missing_ok=True)
+    if second:
+        save_second_mtp(network, folder)
     return load_checkpoint(folder)
+
+
+def save_second_mtp(network: Network, folder: Path) -> Path:
+    """Writes the second MTP layer of `network` beside its main file and checks that both open."""
+    _, second = _split(network)
+    assert second, "the network has no second MTP layer"
+    _save(second, folder / SECOND_MTP_FILE)
+    load_checkpoint(folder)
+    return folder / SECOND_MTP_FILE
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the writer makes a private file; a checkpoint is there to be read by all
+
+
+def _split(network: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of the main file, and those of the second MTP layer."""
+    prefix = f"model.layers.{network.args.num_hidden_layers + 1}."
+    main: dict[str, Tensor] = {}
+    second: dict[str, Tensor] = {}
+    for name, tensor in public_tensors(network).items():
+        (second if name.startswith(prefix) else main)[name] = tensor
+    return main, second
 
 
 def copy_tokenizer(source: Path, target: Path) -> None:

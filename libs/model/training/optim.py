@@ -1,10 +1,13 @@
 """Two optimisers side by side: Muon for matrices inside the layers, AdamW for all else.
 
 Muon replaces a matrix's momentum by the nearest orthogonal matrix, so that every direction learns
-at the same speed; a few Newton-Schulz steps in bfloat16 are close enough. Matrices of one shape, and
-the experts of all layers, are orthogonalised together as one stack: the products are small, and one
-big call costs a fraction of many small ones.
+at the same speed; a few Newton-Schulz steps in bfloat16 are close enough. Matrices of one shape,
+and the experts of all layers, are orthogonalised together as one stack: the products are small, and
+one big call costs a fraction of many small ones.
 """
+
+# torch is an optional extra; a type checker that does not find it takes it for Any.
+# mypy: allow-untyped-decorators
 
 from __future__ import annotations
 
@@ -132,7 +135,8 @@ class Optimizer:
 
 def split_parameters(network: Network) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Matrices inside the layers (for Muon), and embedding, head, routers and norms (for AdamW)."""
-    inner, other = [], []
+    inner: list[nn.Parameter] = []
+    other: list[nn.Parameter] = []
     for name, param in network.named_parameters():
         outside = name.endswith((".mlp.gate.weight", "embed_tokens.weight", "lm_head.weight"))
         (other if param.ndim < 2 or outside else inner).append(param)

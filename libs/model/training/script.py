@@ -12,7 +12,7 @@ from libs.errors import OperatingError
 
 BAD_INPUT_EXIT = 2
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def run(main: Callable[[Sequence[str]], int]) -> NoReturn:

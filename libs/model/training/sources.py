@@ -119,8 +119,8 @@ def decode_scripture(files: Mapping[str, bytes]) -> str:
         )
         front = itertools.dropwhile(lambda entry: "<chapter" not in entry, entries)
         pieces += (verse_text(entry) for entry in front)
-    text = " ".join(piece for piece in pieces if piece.strip())
-    return re.sub(r" *\n *", "\n", text).strip()
+    text = " ".join(piece for piece in pieces if piece)
+    return re.sub(r"\s*\n\s*", "\n", text).strip()
 
 
 def ztext_entries(blocks: bytes, verses: bytes, packed: bytes) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""The command line `xds`: what a person does with a pod."""

@@ -1,0 +1,40 @@
+"""`xds status`: the control plane's view, as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from services.pod.state import PodState
+
+
+def status_tables(state: PodState, report: dict[str, Any]) -> Iterator[RenderableType]:
+    """One line about the pod, then a row per actor."""
+    ready = "[green]ready[/]" if report["ready"] else "[red]not ready[/]"
+    held = report["kv_blocks_held"]
+    yield (
+        f"{state.base_url}  {ready}  topology {state.topology}  pace {state.pace}  "
+        f"{report['open_requests']} open requests  {held} KV blocks held"
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("actor", "pid", "alive", "phase", "iteration", "running", "waiting", "KV"):
+        table.add_column(heading, justify="left" if heading in ("actor", "phase") else "right")
+    for member in report["members"]:
+        kv = member.get("kv")
+        blocks = "" if kv is None else f"{kv['total'] - kv['free']}/{kv['total']}"
+        table.add_row(
+            member["actor"],
+            str(state.actors.get(member["actor"], "")),
+            "yes" if member["alive"] else "[red]no[/]",
+            member["phase"],
+            str(member["iteration"] or ""),
+            str(member["running"] or ""),
+            str(member["waiting"] or ""),
+            blocks,
+        )
+    yield table
+    if report["missing"]:
+        yield f"[red]missing[/]: {', '.join(report['missing'])}"

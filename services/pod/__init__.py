@@ -1,0 +1,1 @@
+"""The embedded pod: a broker and every service as real processes of one machine."""

@@ -1,0 +1,28 @@
+"""`python -m services.pod TOPOLOGY PACE PORT LOG VALIDATE`: the supervisor process behind `xds
+up`.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from libs.errors import BadInput, XdsError
+from services.pod.supervisor import Supervisor, UpOptions
+
+
+def main() -> int:
+    """Run a pod until told to stop; 0 stopped, 1 failed, 2 bad input."""
+    topology, pace, port, log, validate = sys.argv[1:]
+    options = UpOptions(topology, float(pace), int(port), log, validate == "1")
+    try:
+        return Supervisor(options).run()
+    except BadInput as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    except XdsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
