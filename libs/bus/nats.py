@@ -200,13 +200,13 @@ class NatsLane(LaneEnd):
 
     async def _note_error(self, error: Exception) -> None:
         text = self._last_error = str(error) or type(error).__name__
-        denied = _DENIED.search(text)
-        rejected = self._rejected
+        denied, rejected = _DENIED.search(text), self._rejected
         if "authorization" in text.lower() and rejected is not None and not rejected.done():
             rejected.set_result(text)
         if denied is not None:
             self.counters.denied += 1
-            self._denied.add(denied[2])
+            if denied[1] == "subscription":
+                self._denied.add(denied[2])
             self.requests.fail(Denied(f"the broker forbids {denied[2]}"), denied[2])
             self.report("denied", text, denied[2])
         elif isinstance(error, nats.errors.SlowConsumerError):
@@ -303,7 +303,6 @@ class NatsLane(LaneEnd):
         if not self.connected:
             raise Disconnected(f"lane {self.lane} has no connection")
         inlet = self.open_inlet(pattern, handler, queue)
-        self._denied.discard(pattern.lower())
 
         async def receive(msg: Msg) -> None:
             await self.deliver(inlet, BusMessage(msg.subject, msg.data, msg.reply), msg.headers)
@@ -321,6 +320,7 @@ class NatsLane(LaneEnd):
         self._subscriptions.append(subscription)
         await self._round_trip()
         if pattern.lower() in self._denied:  # the client reports in lower case
+            self._denied.discard(pattern.lower())
             await self.forget(subscription)
             raise Denied(f"the broker forbids listening on {pattern}")
         return subscription

@@ -120,7 +120,10 @@ class Engine:
 
     def embed(self, token_ids: NDArray[Any] | Sequence[int]) -> Float32:
         """`[tokens] -> [tokens, hidden]`."""
-        return self._embedding[np.asarray(token_ids, np.intp)]
+        ids = np.asarray(token_ids, np.intp)
+        # A negative index would quietly read another token's row.
+        assert ids.size == 0 or 0 <= ids.min() <= ids.max() < self.args.vocab_size, "foreign token"
+        return self._embedding[ids]
 
     def attend(self, layer: int, x: Float32, spans: Sequence[Span], kv: KvStore) -> Float32:
         """Input norm, latent attention and residual over a batch of spans.

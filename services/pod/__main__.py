@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 
 from libs.errors import BadInput, XdsError
-from services.pod.supervisor import Supervisor, UpOptions
+from services.pod.supervisor import UpOptions, run_pod
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     topology, pace, port, log, validate = sys.argv[1:]
     options = UpOptions(topology, float(pace), int(port), log, validate == "1")
     try:
-        return Supervisor(options).run()
+        return run_pod(options)
     except BadInput as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """The model as one torch module, for training and judging only; serving never imports this file.
 
-Modules carry DeepSeek's parameter names; only the expert stacks are cut up on export (`export`). MTP
-layers stand behind the main ones in `model.layers`, as in the public layout.
+Modules carry DeepSeek's parameter names; only the expert stacks are cut up on export. MTP layers
+stand behind the main ones in `model.layers`, as in the public layout.
 
 Shapes: tokens `[rows, length]`, hidden `[rows, length, hidden]`.
 """

@@ -78,7 +78,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a training run is made of; the defaults made the shipped checkpoint."""
+    """What a training run is made of; the shipped checkpoint was made with the defaults."""
 
     sequences: int = 12
     window: int = 256

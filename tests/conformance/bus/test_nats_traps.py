@@ -37,6 +37,18 @@ async def test_payloads_around_the_broker_limit_arrive_and_do_not_close(
     assert nats.closed == []
 
 
+async def test_pieces_with_their_headers_stay_below_a_small_broker_limit() -> None:
+    with NatsServer(NatsServerOptions(max_payload_bytes=64 * 1024)) as server:
+        kind = NatsKind(server)
+        bus, seen = await kind.connect(policies=only(Lane.BULK)), Recorder()
+        await bus.subscribe("t", seen, lane=Lane.BULK)
+        sent = bytes(range(256)) * 4096
+        bus.publish("t", sent, lane=Lane.BULK)
+        assert await seen.wait_for(1) == [sent]
+        assert kind.closed == []
+        await kind.close()
+
+
 async def test_a_client_that_closed_for_good_tells_its_owner(nats: NatsKind) -> None:
     bus = await nats.connect(policies=only(Lane.CONTROL))
     (end,) = bus._ends.values()

@@ -110,8 +110,9 @@ def test_the_server_dies_with_the_process_that_started_it() -> None:
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
     )
+    assert done.stdout, done.stderr
     pid = int(done.stdout)
-    for _ in range(200):
+    for _ in range(1000):
         if (
             not Path(f"/proc/{pid}").exists()
             or "(zombie)" in Path(f"/proc/{pid}/status").read_text()

@@ -89,13 +89,14 @@ def write_safetensors(path: Path, tensors: dict[str, tuple[str, np.ndarray]]) ->
     path.write_bytes(len(text).to_bytes(8, "little") + text + content)
 
 
-def write_checkpoint(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """A random checkpoint folder; `changes` go into its config."""
+def write_checkpoint(
+    folder: Path, seed: int = 0, tensors: dict[str, np.ndarray] | None = None, **changes: Any
+) -> Path:
+    """A random checkpoint folder; `changes` go into its config, `tensors` replace random ones."""
     config = TINY | changes
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = random_tensors(ModelArgs.from_config(config), seed)
-    write_safetensors(
-        folder / "model.safetensors", {name: ("F32", values) for name, values in tensors.items()}
-    )
+    values = random_tensors(ModelArgs.from_config(config), seed) | (tensors or {})
+    stored = {name: ("F32", array.astype(np.float32)) for name, array in values.items()}
+    write_safetensors(folder / "model.safetensors", stored)
     return folder

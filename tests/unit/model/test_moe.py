@@ -20,9 +20,8 @@ def hidden_rows(engine: Engine, count: int = 24) -> np.ndarray:
 
 
 def gate_with_bias(folder: Path, bias: list[float]) -> Gate:
-    gate = Gate(load_checkpoint(write_checkpoint(folder)), 1, "fx")
-    gate._bias = np.array(bias, np.float32)
-    return gate
+    tensors = {"model.layers.1.mlp.gate.e_score_correction_bias": np.array(bias)}
+    return Gate(load_checkpoint(write_checkpoint(folder, tensors=tensors)), 1, "fx")
 
 
 def test_groups_win_by_their_two_best_and_experts_within_them(tmp_path: Path) -> None:
@@ -140,6 +139,14 @@ def test_rows_that_chose_nothing_here_stay_zero() -> None:
         LAYER, routed.rows, routed.topk_idx, routed.topk_weights, absent
     )
     assert not partial.any()
+
+
+def test_a_die_without_work_answers_with_no_rows() -> None:
+    engine = shipped("int8")
+    rows = engine.gate(LAYER, hidden_rows(engine, 3)).rows.take(np.arange(0))
+    none = np.zeros((0, 4), np.int32)
+    partial = engine.expert_partial(LAYER, rows, none, none.astype(np.float32), [0, 16])
+    assert partial.shape == (0, 128)
 
 
 def test_a_die_refuses_an_expert_that_it_does_not_hold() -> None:
