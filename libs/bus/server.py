@@ -208,8 +208,13 @@ class NatsServer:
         self._process.wait()
 
     def pause(self) -> None:
-        """Freeze the server (SIGSTOP): connections stay open and nothing moves."""
+        """Freeze the server (SIGSTOP): connections stay open and nothing moves, once this returns."""
         self._signal(signal.SIGSTOP)
+        for _ in range(round(STOP_S / _POLL_S)):  # its threads stop one after the other
+            pid = self.pid
+            if pid is None or os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG) is not None:
+                return
+            time.sleep(_POLL_S)
 
     def resume(self) -> None:
         """Undo `pause`."""

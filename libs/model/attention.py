@@ -34,8 +34,6 @@ Float32 = NDArray[np.float32]
 INNER_EPS = 1e-6
 # Scores computed at once (float64): small enough to stay in a core's cache.
 TILE_SCORES = 1 << 15
-# Log2 of a weight that rounds to zero on the numerators' grid.
-_UNDERFLOW = -64.0
 _MASKED = -1e30
 
 
@@ -207,11 +205,7 @@ class Attention:
         scores *= scale * (self._scale * exact.LOG2_E / (1 << exact.KV_FRACTION_BITS))
         if hidden.any():
             np.copyto(scores.reshape(groups, n, heads, seen), _MASKED, where=hidden)
-        scores -= scores.max(axis=-1, keepdims=True)
-        np.maximum(scores, _UNDERFLOW, out=scores)
-        weights = exact.exp2_inplace(scores)
-        weights *= float(1 << self._softmax_bits)
-        np.rint(weights, out=weights)
+        weights = exact.softmax_numerators(scores, self._softmax_bits)
         total = weights.sum(axis=-1, keepdims=True)
         latents: NDArray[Any] = weights @ rows[..., : self._args.kv_lora_rank]
         latents /= total * float(1 << exact.KV_FRACTION_BITS)

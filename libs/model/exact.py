@@ -46,6 +46,8 @@ _EXP2_COEFFICIENTS = tuple(
 )  # fmt: skip
 # Adding 1.5 x 2^52 leaves the nearest integer in the low mantissa bits, ready to be an exponent.
 _ROUNDER = float(3 << 51)
+# Log2 of a softmax weight that rounds to zero on any numerators' grid.
+_UNDERFLOW = -64.0
 
 
 def softmax_bits(max_rows: int) -> int:
@@ -114,6 +116,18 @@ def rms_norm(x: NDArray[Any], weight: Float32, eps: float) -> Float32:
     normed = quotient.astype(np.float32)
     normed *= weight
     return normed
+
+
+def softmax_numerators(scores: Float64, bits: int) -> Float64:
+    """Overwrite base-2 scores `[..., rows]` with softmax numerators, integers up to `2^bits`.
+
+    Scores far below the row maximum, hidden ones among them, become 0.
+    """
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.maximum(scores, _UNDERFLOW, out=scores)
+    exp2_inplace(scores)
+    scores *= float(1 << bits)
+    return np.rint(scores, out=scores)
 
 
 def to_kv_grid(x: NDArray[Any]) -> Float32:

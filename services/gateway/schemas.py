@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.errors import BadInput
+from libs.model.tokenizer import require_unicode
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 1000
@@ -191,8 +192,7 @@ def stops_of(stop: object) -> tuple[str, ...]:
         path = "stop" if isinstance(stop, str) else f"stop[{index}]"
         if not isinstance(text, str) or not 0 < len(text) <= STOP_CHARS_MAX:
             raise bad(path, f"must be a string of 1 to {STOP_CHARS_MAX} characters")
-        if not text.isprintable() and not _is_unicode(text):
-            raise bad(path, "is not valid Unicode")
+        require_unicode(text, path)
     return tuple(given)
 
 
@@ -263,14 +263,6 @@ def _check_tools(body: ChatBody, raw: dict[str, Any]) -> None:
         raise bad("tool_choice", "is only allowed when tools are given")
     if body.tools and raw.get("parallel_tool_calls") is False:
         raise bad("parallel_tool_calls", "cannot be switched off: the model decides how many")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind(value: object) -> str:

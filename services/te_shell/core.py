@@ -50,10 +50,14 @@ class TeShellConfig:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Where a request was sent, and what it may need there."""
+    """Where a request was sent, what it may need there, and the beat at which it is forgotten.
+
+    A DP group reports every request it is done with; the beat covers a group that died with them.
+    """
 
     dp: str
     blocks: int
+    until_beat: int
 
 
 class TeShellCore:
@@ -130,7 +134,8 @@ class TeShellCore:
             reason = f"no DP group of {self.config.te} can take the request"
             failed = LegFailed(request_id, self.config.leg, "backpressure", reason, definite=True)
             return [Send(subjects.inbox(job_executor), failed, at_ns)]
-        self._assigned[request_id] = Assignment(dp, blocks)
+        until = self._roster.sequence + 2 + 2 * spec.budget_ns // self.config.period_ns
+        self._assigned[request_id] = Assignment(dp, blocks, until)
         forward = Send(subjects.inbox(dp), event.message, at_ns)
         return [forward, self._report(at_ns)]
 
@@ -169,6 +174,11 @@ class TeShellCore:
 
     def _beat(self) -> list[Effect]:
         beat = Heartbeat(self._roster.beat())
+        self._assigned = {
+            request_id: assignment
+            for request_id, assignment in self._assigned.items()
+            if assignment.until_beat >= self._roster.sequence
+        }
         sends = [Send(subjects.inbox(member), beat) for member in self.config.members]
         return [*sends, SetTimer(BEAT_TIMER, self.config.period_ns)]
 

@@ -153,6 +153,7 @@ async def test_subscriptions_hear_again_after_a_kill_and_restart(nats: NatsKind)
     for life in range(3):
         nats.crash()
         await until(lambda: not bus.connected and not other.connected)
+        await nats.faults_of(bus).wait_for("client_error", 12 * (life + 1))  # attempts in vain
         nats.revive()
         await until(lambda: bus.connected and other.connected)
         await other.flush()

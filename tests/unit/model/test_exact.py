@@ -1,6 +1,8 @@
 """The arithmetic itself: accuracy against libraries, and independence from how work is cut."""
 
+import ast
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -95,6 +97,35 @@ def test_combine_grid_makes_sums_independent_of_order() -> None:
     forward = exact.from_combine_grid(sum(rows[1:], rows[0]))
     backward = exact.from_combine_grid(sum(rows[-2::-1], rows[-1]))
     assert forward.tobytes() == backward.tobytes()
+
+
+@pytest.mark.parametrize(
+    "module", ["exact", "linear", "rope", "attention", "moe", "mtp", "engine", "kv"]
+)
+def test_exact_modules_call_no_function_that_differs_between_machines(module: str) -> None:
+    unportable = {
+        "exp", "exp2", "expm1", "log", "log2", "power", "sin", "cos", "tan", "tanh", "mean", "var",
+        "std", "einsum", "dot", "prod", "average", "pow", "argpartition",
+    }  # fmt: skip
+    tree = ast.parse((Path(exact.__file__).parent / f"{module}.py").read_text(encoding="utf-8"))
+    called = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in {"np", "math"}
+    }
+    assert not called & unportable
+
+
+def test_softmax_numerators_are_integers_and_hidden_scores_vanish() -> None:
+    scores = np.random.default_rng(4).standard_normal((5, 40)) * 6
+    scores[:, 30:] = -1e30
+    wanted = np.exp2(scores - scores.max(-1, keepdims=True))
+    numerators = exact.softmax_numerators(scores, 22)
+    assert np.array_equal(numerators, np.rint(numerators))
+    assert not numerators[:, 30:].any()
+    np.testing.assert_allclose(numerators / 2**22, wanted, atol=2.0**-22)
 
 
 def test_combine_refuses_sums_beyond_the_exact_range() -> None:

@@ -79,7 +79,8 @@ def test_those_kernels_differ_in_ordinary_float32() -> None:
     hashes = {
         run(["-c", FLOAT_HASH], OPENBLAS_CORETYPE=family) for family in ("Haswell", "SkylakeX")
     }
-    assert [code for code, _ in hashes] == [0, 0]
+    assert len(hashes) == 2, "OPENBLAS_CORETYPE has no effect: the checks above prove nothing"
+    assert all(code == 0 for code, _ in hashes)
 
 
 @pytest.mark.slow

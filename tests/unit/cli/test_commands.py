@@ -1,0 +1,90 @@
+"""Commands that need no pod: exit codes, JSON, one sentence per mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from services.cli.app import app
+
+runner = CliRunner()
+
+
+def run(*arguments: str) -> Result:
+    return runner.invoke(app, list(arguments))
+
+
+def as_json(*arguments: str) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+def test_topology_lists_every_actor_and_places_every_expert_once() -> None:
+    data = as_json("topology")
+    assert len(data["actors"]) == data["processes"]
+    experts = [
+        expert for dies in data["experts"].values() for ids in dies.values() for expert in ids
+    ]
+    assert sorted(experts) == list(range(17))
+    drawing = run("topology")
+    assert drawing.exit_code == 0
+    assert "prefill TE p0" in drawing.stdout
+
+
+def test_a_bad_topology_reports_each_problem_with_its_path(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.yaml"
+    bad.write_text("name: X\nprefill_tes: []\ndecode_tes: [{name: d0, dp_group: 2}]\n")
+    result = run("topology", "--topology", str(bad))
+    assert result.exit_code == 2
+    for path in ("name:", "prefill_tes:", "decode_tes.0.dp_group:"):
+        assert path in result.stderr
+    answer = as_json("up", "--detach", "--topology", str(bad))
+    assert answer["ok"] is False
+
+
+def test_model_info_counts_parameters() -> None:
+    info = as_json("model", "info")
+    assert info
+    assert run("model", "info").exit_code == 0
+
+
+def test_an_unknown_checkpoint_is_bad_input() -> None:
+    result = run("model", "info", "--checkpoint", "nowhere")
+    assert result.exit_code == 2
+    assert "xds-tiny" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("verify", "--host", "moon"),
+        ("verify", "--topology", "nowhere"),
+        ("up", "--log", "loud"),
+        ("up", "--pace", "-1"),
+        ("verify", "--requests", "0"),
+    ],
+)
+def test_bad_options_exit_with_2(arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_commands_that_need_a_pod_say_how_to_start_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDS_STATE", str(tmp_path))
+    for arguments in (("status",), ("chat", "hello"), ("verify", "--host", "pod")):
+        result = run(*arguments)
+        assert result.exit_code == 1
+        assert "xds up" in result.stderr
+    assert run("down").exit_code == 0
+
+
+def test_verify_reports_every_count() -> None:
+    report = as_json("verify", "--requests", "3", "--seed", "1")
+    assert report["ok"] is True
+    for key in ("mismatched", "lost", "duplicated"):
+        assert report[key] == 0
+    assert report["completed"] + report["cancelled"] == 3
