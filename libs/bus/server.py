@@ -208,7 +208,7 @@ class NatsServer:
         self._process.wait()
 
     def pause(self) -> None:
-        """Freeze the server (SIGSTOP): connections stay open and nothing moves, once this returns."""
+        """Freeze the server (SIGSTOP): connections stay open, and nothing moves from now on."""
         self._signal(signal.SIGSTOP)
         for _ in range(round(STOP_S / _POLL_S)):  # its threads stop one after the other
             pid = self.pid

@@ -86,6 +86,11 @@ class ModelArgs:
         return self.num_hidden_layers + self.num_nextn_predict_layers
 
     @property
+    def max_kv_rows(self) -> int:
+        """KV rows a sequence may reach: its positions, and drafts beyond the last (two, P083)."""
+        return self.max_position_embeddings + max(2, self.num_nextn_predict_layers) + 1
+
+    @property
     def num_moe_layers(self) -> int:
         """MoE layers of the main model (MTP layers not counted)."""
         return self.num_hidden_layers - self.first_k_dense_replace

@@ -118,7 +118,7 @@ class Attention:
         self._key_up = precise_linear(np.swapaxes(up[:, :nope], 1, 2), mode)
         self._value_up = precise_linear(up[:, nope:], mode)
         self._project_out = wide_linear(weight("o_proj"), mode)
-        self._softmax_bits = exact.softmax_bits(args.max_position_embeddings)
+        self._softmax_bits = exact.softmax_bits(args.max_kv_rows)
         self._scale = softmax_scale(args)
 
     def forward(

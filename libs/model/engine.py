@@ -88,8 +88,7 @@ class Engine:
         self._final_norm = checkpoint.tensor("model.norm.weight")
         head = embedding if args.tie_word_embeddings else checkpoint.tensor("lm_head.weight")
         self._head = precise_linear(head, self.mode)
-        # A draft reaches past the last position by its depth; at most two are drafted (P083).
-        rope = Rope(args, args.max_position_embeddings + max(2, args.num_nextn_predict_layers) + 1)
+        rope = Rope(args, args.max_kv_rows)
         for layer in range(args.num_kv_layers):
             self._attention[layer] = Attention(checkpoint, layer, self.mode, rope)
             if args.is_moe(layer):

@@ -32,7 +32,7 @@ def model_info(checkpoint: Checkpoint) -> dict[str, Any]:
     """Facts about `checkpoint` as plain data, ready for JSON."""
     args = checkpoint.args
     parameters = parameters_by_part(args)
-    bits = exact.softmax_bits(args.max_position_embeddings)
+    bits = exact.softmax_bits(args.max_kv_rows)
     return {
         "path": str(checkpoint.path),
         "parameters": parameters,

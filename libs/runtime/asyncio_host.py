@@ -68,8 +68,8 @@ class RecordSink(Protocol):
 class HostOptions:
     """Identity and place of the process.
 
-    With `inline` jobs run in the loop itself: right only where a job is a fraction of a millisecond,
-    so that handing it to a thread and back would cost more than running it.
+    With `inline` jobs run in the loop itself: right only where a job takes about a millisecond, so
+    that handing it to a thread and back would cost as much as running it.
     """
 
     dies: tuple[int, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any
 from libs.actor import Core, Executor
 from libs.config.plan import ActorPlan, PodPlan
 from libs.model.resources import ModelResources
-from libs.runtime.asyncio_host import AsyncioHost
+from libs.runtime.asyncio_host import AsyncioHost, RecordSink
 from libs.telemetry.logs import LogSink
 
 
@@ -34,13 +34,15 @@ Edge = Callable[[AsyncioHost, LogSink], Coroutine[Any, Any, None]]
 class Built:
     """A core, its executor if it computes, and its edge if it faces people.
 
-    `inline` runs the executor in the loop (`HostOptions.inline` says when that is right).
+    `inline` runs the executor in the loop (`HostOptions.inline` says when that is right); `sink`
+    sees every record beside the log, to make metrics of them.
     """
 
     core: Core
     executor: Executor | None = None
     edge: Edge | None = None
     inline: bool = False
+    sink: RecordSink | None = None
 
 
 Builder = Callable[[ServiceContext], Built]

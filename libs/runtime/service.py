@@ -35,6 +35,7 @@ from libs.model.resources import ModelResources
 from libs.runtime.asyncio_host import AsyncioHost, HostOptions
 from libs.runtime.build import Builder, Built, ServiceContext
 from libs.telemetry.logs import LogSink, configure_logs
+from libs.telemetry.metrics import FanOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ async def run_service(
             validate=settings.validate,
             inline=built.inline,
         ),
-        sink=sink,
+        sink=sink if built.sink is None else FanOut(sink, built.sink),
     )
     await _until_stopped(host, built, sink)
 

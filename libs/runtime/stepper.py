@@ -33,6 +33,7 @@ class Stepper:
     def _report(self, event: Event, error: Exception) -> str:
         lines = [f"{self.core.name} failed on {summary_of(event)}: {type(error).__name__}: {error}"]
         touched = sorted(ids_of(event))
-        for about in touched or [None]:
+        about_list: list[str | None] = [*touched] or [None]
+        for about in about_list:
             lines += self.story.tell(about)[-20:]
         return "\n".join(lines)

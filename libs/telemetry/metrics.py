@@ -1,9 +1,9 @@
 """Every metric of the pod, declared once; the only module that imports the Prometheus client.
 
-A process has one `Metrics`: its own registry, so that nothing leaks between pods of one test run or
-between a parent and its forks. Names, labels and buckets stand in the catalogue below and nowhere
-else. Times are seconds of the emulated timeline unless the help text says otherwise: they are what a
-real SuperPod would have shown, at any pace.
+A process has one `Metrics`: its own registry, so that nothing leaks between pods of one test run
+or between a parent and its forks. Names, labels and buckets stand in the catalogue below and
+nowhere else. Times are seconds of the emulated timeline: what a real SuperPod would have shown, at
+any pace.
 
 Records of cores become metrics in a sink of the service that knows their meaning
 (`services.gateway.metrics`); `FanOut` lets several sinks see every record.
@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, expo
 from libs.actor import Record
 
 # A second series per counter with its time of birth would double the size of every scrape.
-prometheus_client.disable_created_metrics()
+prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 TTFT_BUCKETS = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9,
@@ -54,7 +54,7 @@ CLOCK_PACE = MetricSpec(
 )
 CLOCK_LAG = MetricSpec(
     "xds_clock_lag_seconds",
-    "Emulated seconds by which the newest token was shown late: the machine is too slow for the pace.",
+    "Emulated seconds by which the newest token was late: the machine is too slow for the pace.",
 )
 READY = MetricSpec("xds_ready", "1 while every planned member of the pod is alive.")
 MEMBERS_MISSING = MetricSpec("xds_members_missing", "Planned members that are not alive.")

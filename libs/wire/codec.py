@@ -59,7 +59,7 @@ def encode_frame(envelope: Envelope, message: Any) -> bytes:
         body = codec.pack(message, aside)
         head: bytes = msgpack.packb([kind, _ENVELOPE.pack(envelope, aside), body])
     except FieldError as error:
-        raise LocalProtocolError(f"{kind}.{error}") from error
+        raise LocalProtocolError(f"{kind}{error}") from error
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"{kind}: a string is not valid Unicode") from error
     if len(head) > HEADER_BYTES_MAX:
@@ -94,7 +94,7 @@ def decode_frame(data: bytes | memoryview, limit: int = Limit.BULK) -> tuple[Env
         message = codec.unpack(body, cursor)
         envelope = _ENVELOPE.unpack(about, cursor)
     except FieldError as error:
-        raise RemoteProtocolError(f"{kind}.{error}", reason=error.reason) from error
+        raise RemoteProtocolError(f"{kind}{error}", reason=error.reason) from error
     if cursor.left():
         text = f"{kind}: {cursor.left()} tensors belong to no field"
         raise RemoteProtocolError(text, reason="bad_tensor")

@@ -26,7 +26,9 @@ class FieldError(Exception):
         self.path: list[str] = []
 
     def __str__(self) -> str:
-        return f"{'.'.join(self.path).replace('.[', '[')}: {self.detail}"
+        """`.parts[0].label: what is wrong`, to be put behind the kind."""
+        steps = (step if step.startswith("[") else f".{step}" for step in self.path)
+        return f"{''.join(steps)}: {self.detail}"
 
 
 def wrong(expected: str, value: Any) -> FieldError:

@@ -25,6 +25,7 @@ from libs.config.topology import load_topology
 from libs.errors import BadInput, OperatingError
 from libs.model.info import model_info
 from libs.model.resources import ModelResources
+from services.cli.bench_pace import bench_pace
 from services.cli.chat import ChatQuestion, ask, timing_table
 from services.cli.client import PodClient, running_pod
 from services.cli.console import Bars, out, print_json, reporting
@@ -45,6 +46,8 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="The served model.")
 app.add_typer(model_app, name="model")
+bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks.")
+app.add_typer(bench_app, name="bench")
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")]
 TopologyOption = Annotated[
@@ -296,6 +299,23 @@ def _print_nested(value: Any, indent: str) -> None:
                 f"{item:,}" if isinstance(item, int) and not isinstance(item, bool) else str(item)
             )
             out.print(f"{indent}{key:<28} {text}", soft_wrap=True)
+
+
+@bench_app.command("pace")
+def pace(
+    streams: Annotated[int, typer.Option(min=1, help="Concurrent streams.")] = 4,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens per stream.")] = 128,
+    as_json: Json = False,
+) -> None:
+    """Time between tokens at the client against the emulated one, on the running pod."""
+    with reporting(as_json):
+        state = running_pod()
+        report = asyncio.run(bench_pace(state.base_url, state.pace, streams=streams, tokens=tokens))
+        if as_json:
+            print_json(report)
+        else:
+            seen, charged = report["client_tpot_ms"], report["emulated_tpot_ms"]
+            out.print(f"client {seen} ms, emulated {charged} ms per token, ratio {report['ratio']}")
 
 
 @app.command()

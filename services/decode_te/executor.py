@@ -76,10 +76,13 @@ class DecodeExecutor:
         total = None
         for die, partial in job.partials:
             rows = self._rows_of_die[die]
-            if total is None:
-                total = np.zeros(self._hidden.shape, partial.dtype)
+            # Sums from a die are input: a wrong one must end the iteration, not this process.
             if partial.shape != (len(rows), self._hidden.shape[1]):
                 raise TransferFailed(f"die {die} answered with shape {partial.shape}")
+            if partial.dtype.kind != "f" or not np.isfinite(partial).all():
+                raise TransferFailed(f"die {die} answered with values that are no sums")
+            if total is None:
+                total = np.zeros(self._hidden.shape, partial.dtype)
             total[rows] += partial
         assert total is not None, "a layer has at least one die: the shared expert's"
         self._hidden = self.engine.combine(self._hidden, [total])

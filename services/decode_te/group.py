@@ -78,7 +78,8 @@ class DecodeGroup:
         del self.requests[request.request_id]
         self.tombstones.add(request.request_id)
         self.pool.release(request.request_id)
-        self.ended.append(request.sequence)
+        if request.stage not in (Stage.PREALLOC, Stage.TRANSFER):
+            self.ended.append(request.sequence)  # its block table is bound
         finished = RequestFinished(
             request.request_id, self.config.name, reason, len(request.output)
         )

@@ -30,4 +30,5 @@ def build(context: ServiceContext) -> Built:
     )
     kv = context.model.paged_kv(config.num_blocks, config.block_size)
     executor = DecodeExecutor(context.model.attention_engine(), kv)
-    return Built(DecodeCore(config), executor)
+    # A step between two exchanges takes about a millisecond, and six of them make an iteration.
+    return Built(DecodeCore(config), executor, inline=True)

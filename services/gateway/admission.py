@@ -1,6 +1,6 @@
 """From a checked body to requests the pod can run: tokenised, within the limits, one per choice.
 
-    body --template or tokenizer--> prompt ids --limits--> budget --sampling--> RequestSpec x choices
+    body --template, tokenizer--> prompt ids --limits--> budget --sampling--> one spec per choice
 
 Everything that can be refused is refused here, before any die is touched. Prompts that cannot fit
 are refused by their length in bytes already: tokenising a megabyte takes half a second of the loop
@@ -302,5 +302,7 @@ def _prompt_paths(prompt: Any) -> list[tuple[str, Any]]:
     kind = type(prompt[0])
     for index, item in enumerate(prompt):
         if kind not in (str, list) or type(item) is not kind:
-            raise bad(f"prompt[{index}]", "must be a string or an array of token ids, like the rest")
+            raise bad(
+                f"prompt[{index}]", "must be a string or an array of token ids, like the rest"
+            )
     return [(f"prompt[{index}]", item) for index, item in enumerate(prompt)]

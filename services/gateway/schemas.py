@@ -89,13 +89,14 @@ class ChatBody(GenerationBody):
 
         `chat_template_kwargs.thinking` decides; without it `reasoning_effort` "none" says no.
         """
-        chosen = self.chat_template_kwargs and self.chat_template_kwargs.thinking
-        return self.reasoning_effort != "none" if chosen is None else chosen
+        if self.chat_template_kwargs and self.chat_template_kwargs.thinking is not None:
+            return self.chat_template_kwargs.thinking
+        return self.reasoning_effort != "none"
 
     @property
     def tools_forbidden(self) -> bool:
         """Whether the client explicitly wants no tool to be called."""
-        return self.tool_choice == "none"
+        return isinstance(self.tool_choice, str) and self.tool_choice == "none"
 
 
 class CompletionBody(GenerationBody):

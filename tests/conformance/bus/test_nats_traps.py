@@ -1,6 +1,6 @@
 """Habits of the NATS client that were measured to hurt, each kept away from the rest of the system.
 
-Those that a broker in memory can show as well are part of `test_bus.py`: a handler that lets
+Those that a broker in memory can show as well are part of `test_bus*.py`: a handler that lets
 `CancelledError` escape, order across a wildcard subscription, slow consumers, a frozen or restarted
 broker, requests under way, drain.
 """

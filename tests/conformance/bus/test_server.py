@@ -102,13 +102,18 @@ def test_a_forked_child_does_not_stop_its_parents_server() -> None:
         assert greeting(server).startswith(b"INFO ")
 
 
-def test_the_server_dies_with_the_process_that_started_it() -> None:
+def test_the_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
     script = (
-        "import os; from libs.bus.server import NatsServer; "
-        "print(NatsServer().start().pid, flush=True); os.kill(os.getpid(), 9)"
+        "import os, pathlib, sys; from libs.bus.server import NatsServer, NatsServerOptions; "
+        "server = NatsServer(NatsServerOptions(directory=pathlib.Path(sys.argv[1]))).start(); "
+        "print(server.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert done.stdout, done.stderr
     pid = int(done.stdout)

@@ -108,6 +108,14 @@ def test_the_trained_second_layer_beats_reusing_the_first() -> None:
     assert accepted[0] > accepted[1]
 
 
+def test_drafts_may_reach_past_the_last_position(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, max_position_embeddings=64)
+    reference = Reference(Engine(load_checkpoint(folder), "fx"))
+    prompt = random_tokens(40, vocab=96)
+    plain = reference.trace(prompt, greedy, 24)
+    assert reference.speculate(prompt, 24, drafts=2).tokens == plain.tokens
+
+
 def test_a_model_without_mtp_layers_cannot_draft(tmp_path: Path) -> None:
     engine = Engine(load_checkpoint(write_checkpoint(tmp_path, num_nextn_predict_layers=0)), "fx")
     with pytest.raises(InvariantError, match="no MTP layer"):

@@ -137,6 +137,11 @@ def test_the_error_names_the_path_of_the_field() -> None:
         decode_frame(frame(msgpack.packb(["test_bulk", ABOUT, body])))
 
 
+def test_the_error_of_a_whole_map_names_the_kind() -> None:
+    with pytest.raises(RemoteProtocolError, match="test_control: unknown field 'surplus'"):
+        decode_frame(frame(msgpack.packb(["test_control", ABOUT, BODY | {"surplus": 1}])))
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
