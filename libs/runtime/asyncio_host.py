@@ -42,7 +42,7 @@ from libs.actor import (
 )
 from libs.bus.api import Bus, BusMessage, Lane, Subscription
 from libs.clock.pod_clock import PodClock
-from libs.errors import InvariantError, OperatingError, RemoteProtocolError
+from libs.errors import InvariantError, LocalProtocolError, OperatingError, RemoteProtocolError
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.timeline import Timeline
 from libs.runtime.stepper import Stepper
@@ -111,6 +111,7 @@ class AsyncioHost:
         self._held_timer: asyncio.TimerHandle | None = None
         self._subscriptions: list[Subscription] = []
         self._failure: asyncio.Future[None] | None = None
+        self._stopped = False
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=core.name)
 
     @property
@@ -150,6 +151,10 @@ class AsyncioHost:
             timer.cancel()
         self._timers.clear()
         await self.bus.drain(timeout_s=2.0)
+        # Timers armed while draining, paced answers and held items are still scheduled.
+        self._stopped = True
+        if self._held_timer is not None:
+            self._held_timer.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ events
@@ -184,16 +189,15 @@ class AsyncioHost:
 
     def feed(self, event: Event) -> None:
         """Handle one event now and carry its effects out."""
-        if self._failure is not None and self._failure.done():
+        if self._stopped or (self._failure is not None and self._failure.done()):
             return
         self.clock.observe(event.at_ns)
         try:
-            effects = self.stepper.step(event)
-        except InvariantError as error:
+            for effect in self.stepper.step(event):
+                self._carry_out(effect)
+        except (InvariantError, LocalProtocolError) as error:
+            # A core that contradicted itself, or that made a message which cannot travel.
             self.fail(error)
-            return
-        for effect in effects:
-            self._carry_out(effect)
 
     def outside(self, message: Any) -> None:
         """An event from this process's own edge (an HTTP client), stamped by the paced wall

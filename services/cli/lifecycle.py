@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
+from pathlib import Path
 
 from libs.clock.pod_clock import monotonic_s
 from libs.config.topology import load_topology
@@ -31,17 +31,7 @@ def start_pod(options: UpOptions) -> PodState:
     check_can_start(options)
     log = log_path("supervisor")
     log.parent.mkdir(parents=True, exist_ok=True)
-    arguments = [options.topology, str(options.pace), str(options.http_port), options.log]
-    arguments.append("1" if options.validate else "0")
-    with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "services.pod", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    state = _await_state(process)
+    state = _await_state(_spawn(options, log))
     try:
         asyncio.run(wait_ready(state.base_url, READY_S))
     except PeerLost:
@@ -50,18 +40,36 @@ def start_pod(options: UpOptions) -> PodState:
     return state
 
 
-def _await_state(process: subprocess.Popen[bytes]) -> PodState:
+def _spawn(options: UpOptions, log: Path) -> int:
+    """A supervisor in a session of its own: it outlives this process, which only waits for it."""
+    arguments = [options.topology, str(options.pace), str(options.http_port), options.log]
+    arguments.append("1" if options.validate else "0")
+    write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    return os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "services.pod", *arguments],
+        os.environ,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), write, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+
+
+def _await_state(pid: int) -> PodState:
     deadline_s = monotonic_s() + READY_S
     while monotonic_s() < deadline_s:
-        if process.poll() is not None:
+        if os.waitpid(pid, os.WNOHANG)[0]:
             text = log_path("supervisor").read_text(errors="replace").strip()
             tail = text.splitlines()[-1] if text else "its log is empty"
             raise OperatingError(f"the pod ended at once: {tail.removeprefix('error: ')}")
         state = read_state()
-        if state is not None and state.supervisor_pid == process.pid:
+        if state is not None and state.supervisor_pid == pid:
             return state
         time.sleep(0.05)
-    process.terminate()
+    os.kill(pid, signal.SIGTERM)
     raise OperatingError(f"the pod did not start within {READY_S:.0f} s")
 
 

@@ -141,6 +141,7 @@ class FakePod:
         self._sink = sink
         self._presenter: Callable[[str, Any, int], None] | None = None
         self._left = asyncio.Event()
+        self._answered = asyncio.Semaphore(0)
 
     def on_present(self, presenter: Callable[[str, Any, int], None]) -> None:
         self._presenter = presenter
@@ -160,6 +161,12 @@ class FakePod:
         self.core.validate()
         for effect in effects:
             self._carry_out(effect)
+
+    async def answered(self, choices: int) -> None:
+        """Return when the script has been played for so many choices."""
+        async with asyncio.timeout(2):
+            for _ in range(choices):
+                await self._answered.acquire()
 
     async def client_left(self) -> None:
         """Return when the edge has told the core that a client is gone."""
@@ -186,6 +193,7 @@ class FakePod:
         for item in self.script(spec):
             message = StreamChunks("output.d0.dp1", (item,)) if isinstance(item, Chunk) else item
             self.receive(message)
+        self._answered.release()
 
 
 class Notes:

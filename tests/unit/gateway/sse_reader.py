@@ -27,7 +27,7 @@ class Streamed:
 
     def finish_reason(self, index: int = 0) -> str | None:
         """Why the choice ended, said once and by its last event."""
-        reasons = [part["finish_reason"] for part in self.of_choice(index)]
+        reasons: list[str | None] = [p["finish_reason"] for p in self.of_choice(index)]
         assert not any(reasons[:-1]), reasons
         return reasons[-1]
 
