@@ -196,7 +196,6 @@ class AsyncioHost:
             for effect in self.stepper.step(event):
                 self._carry_out(effect)
         except (InvariantError, LocalProtocolError) as error:
-            # A core that contradicted itself, or that made a message which cannot travel.
             self.fail(error)
 
     def outside(self, message: Any) -> None:

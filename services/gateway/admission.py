@@ -101,6 +101,7 @@ class Admission:
 
     def chat(self, body: ChatBody, arrival: Arrival) -> Ask:
         """Admit a conversation."""
+        self._require_few_choices(body, 1)
         self._refuse_long_messages(body.messages)
         rendered = self.model.template.render(
             body.messages, tools=body.tools, thinking=body.thinking
@@ -120,8 +121,7 @@ class Admission:
         """Admit one or several plain prompts."""
         sampling = self._sampling(body, -1 if body.logprobs is None else body.logprobs)
         paths = _prompt_paths(body.prompt)
-        if len(paths) * (body.n or 1) > self.limits.choices_max:
-            raise bad("prompt", f"prompts times n must not exceed {self.limits.choices_max}")
+        self._require_few_choices(body, len(paths))
         prompts = [_Prompt(self._plain_ids(value, path)) for path, value in paths]
         budgets = [
             self._budget(prompt, path, body.max_tokens, "max_tokens")
@@ -169,6 +169,13 @@ class Admission:
         return ContextLengthExceeded(message, field=path)
 
     # ------------------------------------------------------------ budget
+
+    def _require_few_choices(self, body: GenerationBody, prompts: int) -> None:
+        limit, per_prompt = self.limits.choices_max, body.n or 1
+        if per_prompt > limit:
+            raise bad("n", f"must be at most {limit}")
+        if prompts * per_prompt > limit:
+            raise bad("prompt", f"{prompts} prompts times n must not exceed {limit} choices")
 
     def _budget(self, prompt: _Prompt, path: str, wanted: int | None, field: str) -> int:
         """Output tokens of one choice; raises `BadInput` naming prompt or `field`."""
@@ -221,8 +228,6 @@ class Admission:
                 problem = error.message.removeprefix("top_logprobs ")
                 raise bad("logprobs", problem) from None
             raise
-        if (body.n or 1) > self.limits.choices_max:
-            raise bad("n", f"must be at most {self.limits.choices_max}")
         return sampling
 
     def _without_tool_calls(self, sampling: SamplingParams) -> SamplingParams:

@@ -1,20 +1,11 @@
 """The master of a prefill DP group: queue, prefill, register, send on demand, free on completion.
 
-    state \\ event | blocks free  computed   bound        pull      complete/failed/cancel
-    --------------+------------------------------------------------------------------
-    QUEUED        | RUNNING                                         gone
-    RUNNING       |              LEASED                             gone at its end
-    LEASED        |                         LEASED       SENDING    gone
-    SENDING       |                                                 gone
-
 The KV stays owned here, under a lease, until DistFlow reports that the decode side has it (P098,
-P103); a lease that runs out ends the request, it is never read afterwards.
+P103); a lease that runs out ends the request, it is never read afterwards. The table of stages is
+in `services.prefill_te.state`.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from enum import Enum
 
 from libs import units
 from libs.actor import (
@@ -28,13 +19,10 @@ from libs.actor import (
     Send,
     SetTimer,
     TimerFired,
-    Transmit,
 )
 from libs.config.plan import output_of
 from libs.errors import OperatingError
 from libs.fabric import profiles
-from libs.fabric.params import UB, FabricParams
-from libs.fabric.profiles import ModelProfile
 from libs.health.presence import Presence
 from libs.kvcache.block_pool import BlockPool, BlockState
 from libs.model.sampling import Sampled
@@ -51,8 +39,6 @@ from libs.wire.request import (
     PrefillDone,
     PrefillTiming,
     RequestFinished,
-    RequestSpec,
-    TransferManifest,
 )
 from libs.wire.tokens import (
     CloseStream,
@@ -64,62 +50,24 @@ from libs.wire.tokens import (
 )
 from libs.wire.transfer import (
     AbortTransfer,
-    KvBlock,
     PullKv,
-    RegisterTransfer,
     TransferComplete,
     TransferFailure,
 )
-from services.prefill_te.jobs import ExportedBlock, ExportKv, PrefillJob
+from services.prefill_te.jobs import ExportKv, PrefillJob
+from services.prefill_te.state import (
+    PrefillConfig,
+    PrefillRequest,
+    Stage,
+    kv_frames,
+    manifest_of,
+    register_of,
+)
+
+__all__ = ["LEASE_NS", "PrefillConfig", "PrefillCore"]
 
 #: How long finished KV waits for the decode side before it is given up.
 LEASE_NS = units.s(120)
-
-
-class Stage(Enum):
-    """Where a request is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    LEASED = "leased"
-    SENDING = "sending"
-
-
-@dataclass(slots=True)
-class PrefillRequest:
-    """One request at this DP group."""
-
-    spec: RequestSpec
-    job_executor: str
-    sequence: int
-    ready_at_ns: int
-    stage: Stage = Stage.QUEUED
-    block_ids: tuple[int, ...] = ()
-    started_at_ns: int = 0
-    distflow: str = ""
-    pull: PullKv | None = None
-    leaving: str | None = None
-
-    @property
-    def transfer_id(self) -> str:
-        """The transfer of this request's KV; one attempt per request."""
-        return f"kv-{self.spec.request_id}"
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillConfig:
-    """Identity and limits of one prefill DP group."""
-
-    name: str
-    te: str
-    die: int
-    profile: ModelProfile
-    num_layers: int
-    num_blocks: int
-    block_size: int
-    queue_max: int
-    epoch: int = 1
-    params: FabricParams = UB
 
 
 class PrefillCore:
@@ -160,7 +108,7 @@ class PrefillCore:
                 return self._transfer_failed(failure, sender, at_ns)
             case Received(message=Cancel(request_id=request_id), at_ns=at_ns):
                 return self._cancel(request_id, at_ns)
-            case Received(message=StopMatched(request_id=request_id), at_ns=at_ns):
+            case Received(message=StopMatched()):
                 return []  # decode's own output process sees the same token and ends the request
             case Received(message=message):
                 return [Record("unexpected_message", {"kind": type(message).__name__})]
@@ -204,10 +152,9 @@ class PrefillCore:
     def _start_next(self) -> list[Effect]:
         if self._running is not None:
             return []
-        for request in self._requests.values():
-            if request.stage is Stage.QUEUED:
-                break
-        else:
+        queued = (r for r in self._requests.values() if r.stage is Stage.QUEUED)
+        request = next(queued, None)
+        if request is None:
             return []
         spec = request.spec
         blocks = self.pool.blocks_for(spec.prompt_tokens)
@@ -238,7 +185,7 @@ class PrefillCore:
                 self.prompts += 1
                 return self._prefilled(request, result, at_ns)
             case tuple():
-                return [] if request is None else self._send_blocks(request, result, at_ns)
+                return [] if request is None else kv_frames(self.config, request, result, at_ns)
             case OperatingError():
                 assert request is not None
                 self._running = None
@@ -256,19 +203,14 @@ class PrefillCore:
         reason = finish_reason(spec.sampling, result.token, 1, spec.max_tokens)
         first = FirstToken(result.token, result.logprob, result.top)
         timing = PrefillTiming(self.config.te, self.name, request.started_at_ns, at_ns)
-        manifest = TransferManifest(
-            request.transfer_id, "", self.name, self.config.die, spec.prompt_tokens,
-            len(request.block_ids), self.config.num_layers,
-        )  # fmt: skip
+        manifest = manifest_of(self.config, request)
         row = TokenRow(spec.request_id, 0, first.token, at_ns, reason, first.logprob, first.top)
         output = subjects.inbox(output_of(self.name))
         opened = OpenStream(
             spec.request_id, self.name, spec.gateway, spec.output, RequestTiming(timing)
         )
-        effects: list[Effect] = [
-            Send(output, opened, at_ns),
-            Send(output, TokensCommitted(self.name, self.prompts, (row,)), at_ns),
-        ]
+        committed = TokensCommitted(self.name, self.prompts, (row,))
+        effects: list[Effect] = [Send(output, opened, at_ns), Send(output, committed, at_ns)]
         if reason is None:
             # The stream goes on at the decode DP; the parser here has done its part.
             effects.append(Send(output, CloseStream(spec.request_id), at_ns))
@@ -295,11 +237,7 @@ class PrefillCore:
         moved = request.distflow not in ("", bind.distflow)
         given_up = self._abort(request, "bound elsewhere", at_ns) if moved else []
         request.distflow = bind.distflow
-        register = RegisterTransfer(
-            bind.transfer_id, bind.request_id, self.name, self.config.die,
-            request.spec.prompt_tokens, len(request.block_ids),
-        )  # fmt: skip
-        return [*given_up, Send(distflow, register, at_ns)]
+        return [*given_up, Send(distflow, register_of(self.config, request), at_ns)]
 
     def _pull(self, pull: PullKv, at_ns: int) -> list[Effect]:
         request = self._by_transfer(pull.transfer_id)
@@ -311,24 +249,6 @@ class PrefillCore:
         job_id = self._new_job(request.spec.request_id)
         # Reading KV is the DMA engine's work: it costs the die no compute time.
         return [Compute(job_id, ExportKv(request.block_ids), 0, at_ns)]
-
-    def _send_blocks(
-        self, request: PrefillRequest, blocks: tuple[ExportedBlock, ...], at_ns: int
-    ) -> list[Effect]:
-        pull, config = request.pull, self.config
-        assert pull is not None
-        effects: list[Effect] = []
-        depart = at_ns + config.params.p2p_startup_ns
-        rows_left = request.spec.prompt_tokens
-        for index, block in enumerate(blocks):
-            rows = min(rows_left, config.block_size)
-            rows_left -= rows
-            frame = KvBlock(
-                pull.transfer_id, pull.generation, index, len(blocks), block.checksum, block.rows
-            )
-            charge = rows * config.profile.kv_token_bytes
-            effects.append(Transmit(config.die, pull.target_die, frame, charge, 1, depart))
-        return effects
 
     def _transferred(self, request_id: str, at_ns: int) -> list[Effect]:
         request = self._requests.get(request_id)
@@ -398,10 +318,7 @@ class PrefillCore:
         return self._next_job
 
     def _by_transfer(self, transfer_id: str) -> PrefillRequest | None:
-        for request in self._requests.values():
-            if request.transfer_id == transfer_id:
-                return request
-        return None
+        return next((r for r in self._requests.values() if r.transfer_id == transfer_id), None)
 
     def kv_counts(self) -> KvCounts:
         """Where this group's blocks are."""

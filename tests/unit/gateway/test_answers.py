@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from libs.config.topology import LimitsSection
 from libs.model.sampling import derive_seed
 from libs.wire.request import RequestSpec
-from libs.wire.tokens import Chunk
+from libs.wire.tokens import Chunk, RequestTiming
 from tests.unit.gateway.fake_pod import (
     EOS,
     MODEL,
@@ -89,6 +91,20 @@ async def test_a_single_token_has_no_time_per_token() -> None:
         _, body, _ = await running.complete(max_tokens=1)
     assert body["usage"]["completion_tokens"] == 1
     assert body["xds"]["emulated_ms"]["per_token"] is None
+
+
+async def test_an_answer_that_prefill_ended_was_never_transferred() -> None:
+    def script(spec: RequestSpec) -> list[Chunk]:
+        (chunk,) = chunks_of(spec, [EOS], "stop")
+        assert chunk.timing is not None
+        return [replace(chunk, timing=RequestTiming(chunk.timing.prefill))]
+
+    async with gateway(script) as running:
+        _, body, _ = await running.complete()
+    assert body["choices"][0]["text"] == ""
+    assert (body["xds"]["decode_te"], body["xds"]["decode_dp"]) == (None, None)
+    assert body["xds"]["emulated_ms"]["kv_transfer"] is None
+    assert body["xds"]["emulated_ms"]["first_token"] == body["xds"]["emulated_ms"]["total"]
 
 
 async def test_what_the_client_asks_for_reaches_the_pod() -> None:

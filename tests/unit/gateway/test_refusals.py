@@ -88,6 +88,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{"name": "f"}]}, "functions"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"min_p": 0.1}, "min_p"),
+    ({"min_p": False}, "min_p"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"return_token_ids": "yes"}, "return_token_ids"),
 ]

@@ -1,0 +1,110 @@
+"""The state of a prefill DP group as data: its settings, its requests with their stage, its frames.
+
+    state \\ event | blocks free  computed   bound        pull      complete/failed/cancel
+    --------------+------------------------------------------------------------------
+    QUEUED        | RUNNING                                         gone
+    RUNNING       |              LEASED                             gone at its end
+    LEASED        |                         LEASED       SENDING    gone
+    SENDING       |                                                 gone
+
+Any stage may also end by failure; blocks are freed at once unless the executor still writes them
+(RUNNING), and then at its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from libs.actor import Effect, Transmit
+from libs.fabric.params import UB, FabricParams
+from libs.fabric.profiles import ModelProfile
+from libs.wire.request import RequestSpec, TransferManifest
+from libs.wire.transfer import KvBlock, PullKv, RegisterTransfer
+from services.prefill_te.jobs import ExportedBlock
+
+
+class Stage(Enum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    LEASED = "leased"
+    SENDING = "sending"
+
+
+@dataclass(slots=True)
+class PrefillRequest:
+    """One request at this DP group."""
+
+    spec: RequestSpec
+    job_executor: str
+    sequence: int
+    ready_at_ns: int
+    stage: Stage = Stage.QUEUED
+    block_ids: tuple[int, ...] = ()
+    started_at_ns: int = 0
+    distflow: str = ""
+    pull: PullKv | None = None
+    leaving: str | None = None
+
+    @property
+    def transfer_id(self) -> str:
+        """The transfer of this request's KV; one attempt per request."""
+        return f"kv-{self.spec.request_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillConfig:
+    """Identity and limits of one prefill DP group."""
+
+    name: str
+    te: str
+    die: int
+    profile: ModelProfile
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    queue_max: int
+    epoch: int = 1
+    params: FabricParams = UB
+
+
+def manifest_of(config: PrefillConfig, request: PrefillRequest) -> TransferManifest:
+    """What the decode side needs to fetch the KV; the job executor fills in the DistFlow name."""
+    return TransferManifest(
+        request.transfer_id, "", config.name, config.die, request.spec.prompt_tokens,
+        len(request.block_ids), config.num_layers,
+    )  # fmt: skip
+
+
+def register_of(config: PrefillConfig, request: PrefillRequest) -> RegisterTransfer:
+    """The metadata by which DistFlow pairs the transfer (P098)."""
+    return RegisterTransfer(
+        request.transfer_id, request.spec.request_id, config.name, config.die,
+        request.spec.prompt_tokens, len(request.block_ids),
+    )  # fmt: skip
+
+
+def kv_frames(
+    config: PrefillConfig,
+    request: PrefillRequest,
+    blocks: tuple[ExportedBlock, ...],
+    at_ns: int,
+) -> list[Effect]:
+    """The frames that carry `blocks` to the die that pulled; only real rows are charged."""
+    pull = request.pull
+    assert pull is not None, "nobody has asked for the KV"
+    assert len(blocks) == len(request.block_ids)
+    effects: list[Effect] = []
+    depart = at_ns + config.params.p2p_startup_ns
+    rows_left = request.spec.prompt_tokens
+    for index, block in enumerate(blocks):
+        rows = min(rows_left, config.block_size)
+        rows_left -= rows
+        frame = KvBlock(
+            pull.transfer_id, pull.generation, index, len(blocks), block.checksum, block.rows
+        )
+        charge = rows * config.profile.kv_token_bytes
+        effects.append(Transmit(config.die, pull.target_die, frame, charge, 1, depart))
+    return effects
