@@ -96,6 +96,8 @@ class GatewayCore:
         self.name = config.name
         self.config = config
         self.view = ClusterView(0, 0, False, (), ())
+        #: Whether every planned member has been alive at once since this gateway started.
+        self.was_ready = False
         self.duplicates = 0
         self._open: dict[str, OpenRequest] = {}
         self._presence = Presence(config.name, "", self._describe)
@@ -126,8 +128,7 @@ class GatewayCore:
             case Received(message=RequestFailed() as failed, at_ns=at_ns):
                 return self._failed(failed, at_ns)
             case Received(message=ClusterView() as view):
-                self.view = view
-                return []
+                return self._learn(view)
             case Unreachable(message=Submit(spec=spec), at_ns=at_ns):
                 return self._resubmit(spec.request_id, "no job executor listens", at_ns)
             case TimerFired(name=name, at_ns=at_ns):
@@ -138,6 +139,13 @@ class GatewayCore:
                 return []
             case _:
                 raise AssertionError(f"unexpected {event!r}")
+
+    def _learn(self, view: ClusterView) -> list[Effect]:
+        self.view = view
+        if not view.ready or self.was_ready:
+            return []
+        self.was_ready = True
+        return [Record("requests_admitted")]
 
     # ------------------------------------------------------------ submit
 

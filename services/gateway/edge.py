@@ -34,7 +34,7 @@ from services.gateway.openai_api import Renderer, model_object
 from services.gateway.problems import BodyTooLarge, BodyTooSlow, error_response, http_response
 from services.gateway.schemas import parse_chat, parse_completion, parse_json_body
 from services.gateway.sse import EventStream
-from services.gateway.status import Readiness, ready_document, status_document
+from services.gateway.status import ready_document, require_ready, status_document
 from services.gateway.stream import Answer, Shown, Streams
 
 _REQUEST_ID = web.RequestKey("xds_request_id", str)
@@ -94,7 +94,6 @@ class HttpEdge:
         self._options = options or EdgeOptions()
         self._streams = Streams(host.outside)
         self._created_s = self._clock.epoch_wall_ns // units.NS_PER_S
-        self.readiness = Readiness(lambda: core.view)
         self._shown_late_ns = 0
         host.on_present(self._present)
         metrics.watch(lambda: core.open_requests, lambda: self._shown_late_ns, self._clock.pace)
@@ -163,7 +162,7 @@ class HttpEdge:
     def _require_service(self, model: str) -> None:
         """What can be refused without looking at the prompt."""
         self._admission.require_model(model)
-        self.readiness.require()
+        require_ready(self._core)
         self._require_room(1)
 
     def _require_room(self, choices: int) -> None:

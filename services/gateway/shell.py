@@ -26,8 +26,6 @@ from services.gateway.core import GatewayConfig, GatewayCore
 from services.gateway.edge import HttpEdge
 from services.gateway.metrics import GatewayMetrics
 
-#: How often a gateway that waits for the pod to come up looks at the newest view.
-READY_POLL_S = 0.2
 #: How long open handlers may take to say goodbye when the gateway stops.
 STOP_S = 2.0
 
@@ -69,10 +67,6 @@ def build(context: ServiceContext) -> Built:
         edge = HttpEdge(core, host, admission, metrics, log)
         async with listening(edge, address) as port:
             log.note("http_listening", host=address.host, port=port)
-            # Readiness may come and go between two requests: somebody has to be looking.
-            while not edge.readiness.look():  # noqa: ASYNC110 - the core knows no event loop
-                await asyncio.sleep(READY_POLL_S)
-            log.note("requests_admitted")
             await asyncio.Event().wait()
 
     return Built(core, edge=serve, sink=metrics)

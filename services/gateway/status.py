@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
 from libs.wire.control import ClusterView, KvCounts
+from services.gateway.core import GatewayCore
 from services.gateway.problems import NotReady
 
 
-class Readiness:
-    """Whether requests are taken: from the moment every planned member has been alive at once.
+def require_ready(core: GatewayCore) -> None:
+    """Raise `NotReady` until every planned member has been alive at once.
 
     A member that dies later makes the pod unready, which `/ready` says, but not the gateway deaf:
     what can still be served is decided by those who know where it would run.
     """
-
-    def __init__(self, view: Callable[[], ClusterView]) -> None:
-        self._view = view
-        self._was_ready = False
-
-    def look(self) -> bool:
-        """Whether the pod has ever been ready, by the newest view."""
-        self._was_ready = self._was_ready or self._view().ready
-        return self._was_ready
-
-    def require(self) -> None:
-        """Raise `NotReady` until the pod has been ready once."""
-        if not self.look():
-            raise NotReady(f"the pod is still starting; {_waits_for(self._view())}")
+    if not core.was_ready:
+        raise NotReady(f"the pod is still starting; {_waits_for(core.view)}")
 
 
 def _waits_for(view: ClusterView) -> str:

@@ -149,7 +149,8 @@ def _build(pod: Pod, actor: ActorPlan) -> tuple[Core, Executor | None]:
         case "control_plane":
             names = tuple(a.name for a in plan.actors if a.role != "control_plane")
             direct = tuple(n for n in names if plan.actor(n).te == "" or "te_shell" in n)
-            return ControlPlaneCore(ControlPlaneConfig(actor.name, direct, names)), None
+            period_ns = units.s(topology.health.control_period_s)
+            return ControlPlaneCore(ControlPlaneConfig(actor.name, direct, names, period_ns)), None
         case "fabric_emulator":
             return FabricEmulatorCore(actor.name, plan.num_dies), None
         case "te_shell":
@@ -193,6 +194,7 @@ def _shell_config(plan: PodPlan, actor: ActorPlan) -> TeShellConfig:
         queue_max=256 if decode is None else decode.queue_max,
         kv_blocks=kv.prefill_blocks if decode is None else kv.decode_blocks,
         block_size=kv.block_size,
+        period_ns=units.s(topology.health.te_period_s),
     )
 
 
