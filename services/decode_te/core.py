@@ -14,6 +14,7 @@ so a failed iteration can be repeated without ever retracting a token.
 from __future__ import annotations
 
 from libs.actor import ComputeDone, Effect, Event, Received, Record, TimerFired
+from libs.health.kv_report import kv_counts
 from libs.health.presence import Presence
 from libs.wire.control import KvCounts, MemberState
 from libs.wire.expert import E2A, A2ERefused
@@ -85,12 +86,12 @@ class DecodeCore:
         running = len(group.in_stage(Stage.RUNNING))
         return MemberState(
             self.name, "decode_te", 0, group.config.epoch, True, self.loop.phase.value,
-            self.loop.iterations, running, len(group.requests) - running, group.kv_counts(),
+            self.loop.iterations, running, len(group.requests) - running, kv_counts(group.pool),
         )  # fmt: skip
 
     def kv_counts(self) -> KvCounts:
         """Where this group's blocks are."""
-        return self.group.kv_counts()
+        return kv_counts(self.group.pool)
 
     def validate(self) -> None:
         """Every invariant of the group."""

@@ -11,7 +11,6 @@ from libs.fabric.profiles import ModelProfile
 from libs.kvcache.block_pool import BlockPool, BlockState
 from libs.scheduling.tombstones import Tombstones
 from libs.wire import subjects
-from libs.wire.control import KvCounts
 from libs.wire.request import LegFailed, RequestFinished
 from libs.wire.tokens import CloseStream
 from services.decode_te.state import DecodeRequest, Stage
@@ -100,18 +99,6 @@ class DecodeGroup:
             Send(self.output, CloseStream(request.request_id), at_ns),
             *self.leave(request, "failed", at_ns),
         ]
-
-    def kv_counts(self) -> KvCounts:
-        """Where the blocks are."""
-        pool = self.pool
-        return KvCounts(
-            total=pool.num_blocks,
-            free=pool.free_blocks,
-            held=pool.count(BlockState.HELD),
-            leased=pool.count(BlockState.LEASED),
-            in_transfer=pool.count(BlockState.IN_TRANSFER),
-            quarantined=pool.count(BlockState.QUARANTINED),
-        )
 
     def validate(self) -> None:
         """Blocks and requests agree."""

@@ -23,6 +23,7 @@ from libs.actor import (
 from libs.config.plan import output_of
 from libs.errors import OperatingError
 from libs.fabric import profiles
+from libs.health.kv_report import kv_counts
 from libs.health.presence import Presence
 from libs.kvcache.block_pool import BlockPool, BlockState
 from libs.model.sampling import Sampled
@@ -322,15 +323,7 @@ class PrefillCore:
 
     def kv_counts(self) -> KvCounts:
         """Where this group's blocks are."""
-        pool = self.pool
-        return KvCounts(
-            total=pool.num_blocks,
-            free=pool.free_blocks,
-            held=pool.count(BlockState.HELD),
-            leased=pool.count(BlockState.LEASED),
-            in_transfer=pool.count(BlockState.IN_TRANSFER),
-            quarantined=pool.count(BlockState.QUARANTINED),
-        )
+        return kv_counts(self.pool)
 
     def _describe(self) -> MemberState:
         queued = sum(r.stage is Stage.QUEUED for r in self._requests.values())
