@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -127,6 +130,13 @@ def reference_tokens(
     return reference.generate(prompt, choose, question.max_tokens, (eos,))
 
 
+def command_name() -> str:
+    """How this person calls `xds`: by name where it is on PATH, by its place otherwise."""
+    if shutil.which("xds"):
+        return "xds"
+    return os.path.relpath(Path(sys.prefix) / "bin" / "xds")
+
+
 def free_port() -> int:
     """A TCP port that is free now."""
     with socket.socket() as probe:
@@ -164,8 +174,9 @@ def _conclude(ok: bool, tokens: int, total_s: float) -> None:
     if ok:
         out.print(f"[bold green]All {tokens} tokens equal the monolithic reference.[/] ", end="")
     out.print(f"Everything is stopped again after {total_s:.1f} s.\n")
-    out.print("Keep a pod up:       [bold]xds up --detach[/]      (then: xds status, xds down)")
-    out.print('Talk to it:          [bold]xds chat "What is the capital of Japan?"[/]')
-    out.print("Prove it:            [bold]xds verify --host pod --requests 20[/]")
-    out.print("See its shape:       [bold]xds topology[/]         and the model: xds model info")
-    out.print("Use any client:      OpenAI base URL http://127.0.0.1:8000/v1, any API key")
+    xds = command_name()
+    out.print(f"Keep a pod up:    [bold]{xds} up --detach[/]   (then: {xds} status, {xds} down)")
+    out.print(f'Talk to it:       [bold]{xds} chat "What is the capital of Japan?"[/]')
+    out.print(f"Prove it:         [bold]{xds} verify --host pod --requests 20[/]")
+    out.print(f"See its shape:    [bold]{xds} topology[/]   and the model: {xds} model info")
+    out.print("Use any client:   OpenAI base URL http://127.0.0.1:8000/v1, any API key")

@@ -90,7 +90,8 @@ class JobExecutorCore:
         self._jobs: dict[str, Job] = {}
         self._loads: dict[str, TeLoad] = {}
         self._dead: frozenset[str] = frozenset()
-        self._turn = 0
+        #: Ties rotate per leg; one counter for both would always meet the same TE of two.
+        self._turns = {Leg.PREFILL: 0, Leg.DECODE: 0}
         self._ended = Tombstones()
         self._presence = Presence(config.name, "", self._describe)
 
@@ -157,6 +158,7 @@ class JobExecutorCore:
                 job, "backpressure", "no prefill TE can take the request", True, at_ns
             )
         job.prefill_te = te
+        self._turns[Leg.PREFILL] += 1
         assign = AssignPrefill(job.spec, self.name)
         return [Send(subjects.inbox(f"te_shell.{te}"), assign, at_ns, probe=True)]
 
@@ -183,6 +185,7 @@ class JobExecutorCore:
         if te is None:
             return self._fail(job, "backpressure", "no decode TE can take the request", True, at_ns)
         job.decode_te = te
+        self._turns[Leg.DECODE] += 1
         distflow = f"distflow.{job.prefill_te}.{te}"
         manifest = replace(done.manifest, distflow=distflow)
         bind = BindTransfer(done.request_id, manifest.transfer_id, distflow)
@@ -272,8 +275,7 @@ class JobExecutorCore:
             reported = 0 if load is None else load.running + load.waiting
             alive = te not in self._dead and te not in job.refused_by
             choices.append(TeChoice(te, max(len(mine), reported), tokens, alive))
-        self._turn += 1
-        return choose_te(choices, self._turn)
+        return choose_te(choices, self._turns[job.leg])
 
     def _learn(self, load: TeLoad) -> list[Effect]:
         known = self._loads.get(load.te)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs import units
+from libs.actor import Event, Received
 from libs.config.topology import parse_topology
 from libs.model.sampling import SamplingParams
+from libs.wire.control import ClusterView, Heartbeat, HeartbeatReply, Hello, TeLoad
 from libs.wire.tokens import Chunk
 from services.gateway.core import ClientGone, ClientSubmit, GatewayCore
 from services.job_executor.core import JobExecutorCore
+from services.te_shell.core import TeShellCore
 from tests.support.pod import Pod, build_pod
 from tests.support.requests import END_TOKEN, make_spec
 
@@ -91,11 +95,38 @@ ASKS = st.lists(
 )
 
 
-def play(
-    asks: list[Ask], seed: int, silent: str = "", silent_ms: int = 0
-) -> tuple[Pod, list[Client]]:
+class LostMessages:
+    """Loses the messages with these numbers; upkeep (beats, loads, views) is not counted."""
+
+    UPKEEP = (Heartbeat, HeartbeatReply, Hello, ClusterView, TeLoad)
+
+    def __init__(self, numbers: frozenset[int]) -> None:
+        self._numbers = numbers
+        self._count = 0
+
+    def __call__(self, event: Event) -> bool:
+        if not isinstance(event, Received) or event.sender == "outside":
+            return False
+        if isinstance(event.message, self.UPKEEP):
+            return False
+        self._count += 1
+        return self._count in self._numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What goes wrong: an actor that falls silent, messages that are lost."""
+
+    seed: int = 0
+    silent: str = ""
+    silent_ms: int = 0
+    lost: frozenset[int] = frozenset()
+
+
+def play(asks: list[Ask], trouble: Trouble) -> tuple[Pod, list[Client]]:
     """Run everything to its end and settle."""
-    pod = build_pod(parse_topology(TOPOLOGY, source="together"), seed=seed)
+    pod = build_pod(parse_topology(TOPOLOGY, source="together"), seed=trouble.seed)
+    pod.loses = LostMessages(trouble.lost)
     pod.run_for(units.s(1))
     start_ns = pod.host.now_ns
     clients: dict[str, Client] = {}
@@ -118,9 +149,9 @@ def play(
         if ask.leaves_ms is not None:
             clients[name].left = True
             pod.host.inject("gateway.0", ClientGone(name), at_ns + units.ms(ask.leaves_ms))
-    if silent:
-        pod.run_for(units.ms(silent_ms))
-        pod.silence(silent)
+    if trouble.silent:
+        pod.run_for(units.ms(trouble.silent_ms))
+        pod.silence(trouble.silent)
     end_ns = start_ns + units.ms(400) + BUDGET_NS + SETTLE_NS
     pod.host.run(lambda: pod.host.now_ns >= end_ns, events_max=500_000)
     return pod, list(clients.values())
@@ -138,10 +169,15 @@ def check_nothing_is_left(pod: Pod, dead: str = "") -> None:
     for name, counts in pod.kv().items():
         assert name == dead or counts.free == counts.total, f"{name} keeps blocks: {counts}"
     for name, watched in pod.watched.items():
-        if isinstance(watched.core, JobExecutorCore) and name != dead:
-            assert not watched.core._jobs
-        if isinstance(watched.core, GatewayCore):
-            assert watched.core.open_requests == 0
+        core: Any = watched.core
+        if name == dead:
+            continue
+        if isinstance(core, JobExecutorCore):
+            assert not core._jobs
+        if isinstance(core, TeShellCore):
+            assert not core._assigned
+        if isinstance(core, GatewayCore):
+            assert core.open_requests == 0
 
 
 @given(ASKS, st.integers(0, 3))
@@ -149,7 +185,7 @@ def check_nothing_is_left(pod: Pod, dead: str = "") -> None:
 def test_requests_that_share_a_crowded_pod_all_end_with_their_own_answer(
     asks: list[Ask], seed: int
 ) -> None:
-    pod, clients = play(asks, seed)
+    pod, clients = play(asks, Trouble(seed))
     check_ends(clients)
     check_nothing_is_left(pod)
 
@@ -160,6 +196,16 @@ def test_requests_that_share_a_crowded_pod_all_end_with_their_own_answer(
 def test_when_one_actor_falls_silent_every_request_still_ends_and_the_rest_is_clean(
     silent: str, asks: list[Ask], silent_ms: int
 ) -> None:
-    pod, clients = play(asks, 0, silent, silent_ms)
+    pod, clients = play(asks, Trouble(silent=silent, silent_ms=silent_ms))
     check_ends(clients)
     check_nothing_is_left(pod, dead=silent)
+
+
+@given(ASKS, st.frozensets(st.integers(1, 400), min_size=1, max_size=3))
+@settings(max_examples=20, deadline=None)
+def test_when_messages_are_lost_every_request_still_ends_and_nothing_is_kept(
+    asks: list[Ask], lost: frozenset[int]
+) -> None:
+    pod, clients = play(asks, Trouble(lost=lost))
+    check_ends(clients)
+    check_nothing_is_left(pod)

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from libs.actor import Compute
+from libs.actor import Compute, Send
 from libs.config.plan import ExpertPlacement
 from libs.fabric.profiles import XDS_TINY
 from libs.kvcache.block_pool import BlockPool
 from libs.model.sampling import Sampled
 from libs.wire.expert import A2E, E2A
+from libs.wire.request import RequestFinished
 from libs.wire.transfer import KvBlock, TransferComplete, TransferFailure
 from services.decode_te.core import DecodeConfig, DecodeCore
 from services.decode_te.jobs import BeginIteration, IterationDone, ResumeIteration, Routed
@@ -156,3 +157,9 @@ class DecodeBench(Bench):
         batch = self.core.loop._iteration
         assert batch is not None
         return self.done(compute, IterationDone((Sampled(token),) * len(batch.batch)))
+
+
+def finished(effects: Effects) -> RequestFinished:
+    """What the TE-shell is told when a request has left the group."""
+    message: RequestFinished = effects.one(Send, subject=SHELL, message=RequestFinished).message
+    return message

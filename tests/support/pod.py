@@ -70,20 +70,20 @@ class Step:
 class _Watched:
     """A core whose steps are written down; once `silent` it takes events and does nothing."""
 
-    def __init__(self, core: Core, journal: list[Step]) -> None:
+    def __init__(self, core: Core, pod: Pod) -> None:
         self.core = core
         self.name = core.name
         self.silent = False
-        self._journal = journal
+        self._pod = pod
 
     def handle(self, event: Event, now_ns: int) -> list[Effect]:
-        if self.silent:
+        if self.silent or self._pod.loses(event):
             return []
         effects = self.core.handle(event, now_ns)
         ids = ids_of(event).union(*map(ids_of, effects))
         summaries = tuple(map(summary_of, effects))
         step = Step(now_ns, self.name, summary_of(event), summaries, frozenset(ids))
-        self._journal.append(step)
+        self._pod.journal.append(step)
         return effects
 
     def validate(self) -> None:
@@ -100,6 +100,8 @@ class Pod:
     answers: Answers
     journal: list[Step] = field(default_factory=list)
     watched: dict[str, _Watched] = field(default_factory=dict)
+    #: Says of each event whether it is lost on its way.
+    loses: Callable[[Event], bool] = lambda _event: False
 
     def silence(self, actor: str) -> None:
         """From now on `actor` takes everything and answers nothing."""
@@ -137,7 +139,7 @@ def build_pod(topology: Topology, *, seed: int = 0) -> Pod:
     pod = Pod(host, plan, tokenizer, Answers())
     for actor in plan.actors:
         core, executor = _build(pod, actor)
-        watched = _Watched(core, pod.journal)
+        watched = _Watched(core, pod)
         pod.watched[actor.name] = watched
         host.add(watched, dies=actor.dies, executor=executor)
     return pod

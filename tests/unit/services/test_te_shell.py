@@ -162,6 +162,17 @@ def test_a_cancellation_that_overtakes_its_request_stops_it(bench: ShellBench) -
     assert bench.assign("r1") == []
 
 
+def test_a_request_nobody_reports_on_is_forgotten_after_its_budget(bench: ShellBench) -> None:
+    """A lost report, or a group that died: its share of the group must not be taken for ever."""
+    bench.take(assign_decode("r1", budget_ns=2 * bench.core.config.period_ns))
+    beats = 0
+    while bench.core._assigned:
+        bench.fire(BEAT_TIMER)
+        beats += 1
+        assert beats < 10
+    assert beats > 2, "not before its budget is over"
+
+
 # ---------------------------------------------------------------- health
 
 
