@@ -263,5 +263,9 @@ class SimHost:
             result = actor.executor.run(effect.job)
         except OperatingError as error:
             result = error
+        except Exception as error:
+            story = "\n".join(actor.stepper.story.tell()[-20:])
+            job = type(effect.job).__name__
+            raise InvariantError(f"{name}: executor failed on {job}: {error!r}\n{story}") from error
         done = start + effect.cost_ns
         self._push(done, name, ComputeDone(done, effect.job_id, result))

@@ -38,7 +38,8 @@ class RequestTiming:
 class OpenStream:
     """A request starts to produce tokens here; `dp` is told when a stop string matches.
 
-    It shares a lane with the tokens that follow, so that it cannot be overtaken by them.
+    It shares a lane with the tokens that follow, so that it cannot be overtaken by them. The stream
+    is forgotten after `budget_ns` if nothing ends it before.
     """
 
     request_id: str
@@ -46,6 +47,7 @@ class OpenStream:
     gateway: str
     output: OutputOptions
     timing: RequestTiming
+    budget_ns: int = 600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)

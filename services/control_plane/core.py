@@ -7,7 +7,7 @@ its last view when the control plane is away. It never touches a token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from libs import units
 from libs.actor import (
@@ -56,7 +56,8 @@ class ControlPlaneCore:
         self.config = config
         self.epoch = 1
         self._roster = Roster(config.direct, config.silent_after)
-        self._te_members: dict[str, MemberState] = {}
+        #: Members of TEs as their shell last reported them, with the shell's name.
+        self._te_members: dict[str, tuple[MemberState, str]] = {}
         self._version = 0
         self._was_ready = False
 
@@ -66,7 +67,9 @@ class ControlPlaneCore:
             case Started():
                 return self._beat()
             case TimerFired(name=name) if name == BEAT_TIMER:
-                return [*self._beat(), Send(subjects.VIEW, self.view())]
+                # The beat is also when silence is noticed.
+                beat = self._beat()
+                return [*beat, *(self._readiness() or [Send(subjects.VIEW, self.view())])]
             case Received(message=Hello(), sender=sender):
                 return [Send(subjects.inbox(sender), Heartbeat(self._roster.sequence))]
             case Received(message=HeartbeatReply() as reply):
@@ -80,8 +83,10 @@ class ControlPlaneCore:
 
     def view(self) -> ClusterView:
         """The pod as known now."""
-        direct = {state.actor: state for state in self._roster.states()}
-        states = {**self._te_members, **direct}
+        states = {state.actor: state for state in self._roster.states()}
+        for actor, (state, shell) in self._te_members.items():
+            # What a silent shell last said of its members is worth nothing any more.
+            states[actor] = replace(state, alive=state.alive and self._roster.is_alive(shell))
         members = tuple(states[name] for name in self.config.all_members if name in states)
         missing = tuple(
             name for name in self.config.all_members if name not in states or not states[name].alive
@@ -96,8 +101,11 @@ class ControlPlaneCore:
     def _answered(self, event: Received, reply: HeartbeatReply) -> list[Effect]:
         self._roster.answered(event.sender, reply.sequence, event.incarnation, reply.state)
         planned = (m for m in reply.members if m.actor in self.config.all_members)
-        self._te_members.update((member.actor, member) for member in planned)
+        self._te_members.update((member.actor, (member, event.sender)) for member in planned)
         self._version += 1
+        return self._readiness()
+
+    def _readiness(self) -> list[Effect]:
         view = self.view()
         if view.ready == self._was_ready:
             return []

@@ -154,6 +154,7 @@ class Admission:
             spec.gateway,
             spec.output,
             self._timing_of(request),
+            spec.budget_ns,
         )
         row = TokenRow(
             spec.request_id, 0, first.token, request.timing.finished_at_ns, None, first.logprob,

@@ -125,8 +125,8 @@ class GatewayCore:
                 return self._accepted(accepted, at_ns)
             case Received(message=StreamChunks(chunks=chunks)):
                 return [effect for chunk in chunks for effect in self._chunk(chunk)]
-            case Received(message=RequestFailed() as failed, at_ns=at_ns):
-                return self._failed(failed, at_ns)
+            case Received(message=RequestFailed() as failed, sender=sender, at_ns=at_ns):
+                return self._told_failed(failed, sender, at_ns)
             case Received(message=ClusterView() as view):
                 return self._learn(view)
             case Unreachable(message=Submit(spec=spec), at_ns=at_ns):
@@ -178,13 +178,12 @@ class GatewayCore:
 
     def _accepted(self, accepted: Accepted, at_ns: int) -> list[Effect]:
         request = self._open.get(accepted.request_id)
-        if request is None or (
-            request.job_executor and request.job_executor != accepted.job_executor
-        ):
-            # It ended here, or another JE has it (a submission was repeated): this one must stop.
+        if request is None:
             cancel = Cancel(accepted.request_id, "superseded")
-            if request is None:
-                return [Send(subjects.inbox(accepted.job_executor), cancel, at_ns)]
+            return [Send(subjects.inbox(accepted.job_executor), cancel, at_ns)]
+        if request.job_executor and request.job_executor != accepted.job_executor:
+            # A submission was repeated and both arrived. The legs know the request by its id and
+            # run it once, so the second JE may go on: cancelling there would end the shared legs.
             return [Record("accepted_twice", {"request_id": accepted.request_id})]
         request.job_executor = accepted.job_executor
         return [CancelTimer(f"accept:{accepted.request_id}")]
@@ -228,6 +227,15 @@ class GatewayCore:
         return effects
 
     # ------------------------------------------------------------ ends
+
+    def _told_failed(self, failed: RequestFailed, sender: str, at_ns: int) -> list[Effect]:
+        request = self._open.get(failed.request_id)
+        if request is None:
+            return []
+        # A job executor ends the legs itself; of anybody else's failure it has to hear.
+        told = sender == request.job_executor
+        cancel = [] if told else self._cancel(request, failed.reason, at_ns)
+        return [*cancel, *self._failed(failed, at_ns)]
 
     def _failed(self, failed: RequestFailed, at_ns: int) -> list[Effect]:
         request = self._open.get(failed.request_id)

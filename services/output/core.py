@@ -12,13 +12,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libs.actor import Effect, Event, Received, Record, Send, TimerFired
+from libs.actor import (
+    CancelTimer,
+    Effect,
+    Event,
+    Received,
+    Record,
+    Send,
+    SetTimer,
+    TimerFired,
+)
 from libs.health.presence import Presence
 from libs.model.output_parser import OutputParser
 from libs.model.tokenizer import Tokenizer
 from libs.scheduling.tombstones import Tombstones
 from libs.wire import subjects
 from libs.wire.control import MemberState
+from libs.wire.request import RequestFailed
 from libs.wire.tokens import (
     Chunk,
     CloseStream,
@@ -65,11 +75,12 @@ class OutputCore:
             case Received(message=OpenStream() as opened):
                 return self._open(opened)
             case Received(message=CloseStream(request_id=request_id)):
-                self._streams.pop(request_id, None)
-                return []
+                closed = self._streams.pop(request_id, None)
+                return [] if closed is None else [CancelTimer(request_id)]
             case Received(message=message):
                 return [Record("unexpected_message", {"kind": type(message).__name__})]
-            case TimerFired():
+            case TimerFired(name=request_id):
+                self._streams.pop(request_id, None)  # its DP group died, or its end was lost
                 return []
             case _:
                 raise AssertionError(f"unexpected {event!r}")
@@ -88,15 +99,19 @@ class OutputCore:
             stops=options.stops,
         )
         self._streams[opened.request_id] = Stream(opened, parser)
-        return []
+        # Longer than any leg may hold the request: only what nobody will ever end is swept.
+        return [SetTimer(opened.request_id, 2 * opened.budget_ns)]
 
     def _committed(self, committed: TokensCommitted, at_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         by_gateway: dict[str, list[Chunk]] = {}
         for row in committed.rows:
             stream = self._streams.get(row.request_id)
-            if stream is None or row.index != stream.next_index:
+            if stream is None or row.index < stream.next_index:
                 continue  # ended by a stop string, or a repetition
+            if row.index > stream.next_index:
+                effects += self._lost(stream, row.index, at_ns)
+                continue
             stream.next_index += 1
             chunk, stopped = self._parse(stream, row)
             by_gateway.setdefault(stream.opened.gateway, []).append(chunk)
@@ -104,13 +119,28 @@ class OutputCore:
                 stop = StopMatched(row.request_id, row.index)
                 effects.append(Send(subjects.inbox(stream.opened.dp), stop, at_ns))
             if chunk.finish_reason is not None:
-                del self._streams[row.request_id]
-                self._ended.add(row.request_id)
+                effects += self._end(row.request_id)
         self.chunks += sum(len(chunks) for chunks in by_gateway.values())
         for gateway, chunks in by_gateway.items():
             message = StreamChunks(self.name, tuple(chunks))
             effects.append(Send(subjects.inbox(gateway), message, at_ns))
         return effects
+
+    def _lost(self, stream: Stream, index: int, at_ns: int) -> list[Effect]:
+        """A token never came: no later one may be shown, so the client is told at once."""
+        request_id = stream.opened.request_id
+        reason = f"token {stream.next_index} was lost before token {index}"
+        failed = RequestFailed(request_id, "peer_lost", reason, definite=False, stage="stream")
+        return [
+            Send(subjects.inbox(stream.opened.gateway), failed, at_ns),
+            *self._end(request_id),
+            Record("tokens_lost", {"request_id": request_id}),
+        ]
+
+    def _end(self, request_id: str) -> list[Effect]:
+        del self._streams[request_id]
+        self._ended.add(request_id)
+        return [CancelTimer(request_id)]
 
     def _parse(self, stream: Stream, row: TokenRow) -> tuple[Chunk, bool]:
         delta = stream.parser.push(row.token, row.finish_reason is not None, row.finish_reason)

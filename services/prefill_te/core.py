@@ -208,8 +208,9 @@ class PrefillCore:
         row = TokenRow(spec.request_id, 0, first.token, at_ns, reason, first.logprob, first.top)
         output = subjects.inbox(output_of(self.name))
         opened = OpenStream(
-            spec.request_id, self.name, spec.gateway, spec.output, RequestTiming(timing)
-        )
+            spec.request_id, self.name, spec.gateway, spec.output, RequestTiming(timing),
+            spec.budget_ns,
+        )  # fmt: skip
         committed = TokensCommitted(self.name, self.prompts, (row,))
         effects: list[Effect] = [Send(output, opened, at_ns), Send(output, committed, at_ns)]
         if reason is None:

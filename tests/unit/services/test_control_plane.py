@@ -66,10 +66,19 @@ def test_the_pod_is_ready_when_everybody_planned_is_alive_and_says_so_at_once(
 def test_a_silent_service_makes_the_pod_unready_and_is_named(bench: PlaneBench) -> None:
     bench.assemble()
     for _ in range(3):
-        bench.fire(BEAT_TIMER)
-        effects = bench.answer(SHELL, (describe_simple(DIE),))
+        effects = bench.fire(BEAT_TIMER)
+        bench.answer(SHELL, (describe_simple(DIE),))
     view = effects.one(Send, subject="xds.view").message
     assert (view.ready, view.missing) == (False, (GATEWAY,))
+
+
+def test_members_of_a_silent_shell_are_missing_with_it(bench: PlaneBench) -> None:
+    bench.assemble()
+    for _ in range(3):
+        effects = bench.fire(BEAT_TIMER)
+        bench.answer(GATEWAY)
+    view = effects.one(Send, subject="xds.view").message
+    assert view.missing == (SHELL, DIE)
 
 
 def test_a_member_that_its_shell_calls_silent_is_missing(bench: PlaneBench) -> None:

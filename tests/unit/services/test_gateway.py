@@ -205,6 +205,21 @@ def test_a_failure_after_a_token_is_never_definite(accepted: GatewayBench) -> No
     assert shown_failure.at_ns == 90, "after what was shown, whatever the stamp says"
 
 
+def test_a_job_executor_that_failed_a_request_needs_no_cancellation(
+    accepted: GatewayBench,
+) -> None:
+    failed = RequestFailed("r1", "peer_lost", "gone", definite=False, stage="decode")
+    assert not accepted.take(failed, sender=JE).has(Send, message=Cancel)
+
+
+def test_a_stream_that_broke_elsewhere_is_cancelled_at_the_job_executor(
+    accepted: GatewayBench,
+) -> None:
+    failed = RequestFailed("r1", "peer_lost", "token 3 was lost", definite=False, stage="stream")
+    effects = accepted.take(failed, sender="output.d0.dp0")
+    assert effects.has(Send, subject=f"xds.act.{JE}", message__request_id="r1", message=Cancel)
+
+
 def test_the_budget_ends_a_request_and_stops_its_work(accepted: GatewayBench) -> None:
     effects = accepted.fire("budget:r1")
     assert effects.one(Present).item.code == "deadline_exceeded"

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from libs.actor import Record, Send
+from libs.actor import Record, Send, SetTimer
 from libs.model.resources import checkpoint_dir
 from libs.model.tokenizer import Tokenizer
 from libs.wire.control import Heartbeat, HeartbeatReply
-from libs.wire.request import Cancel, OutputOptions
+from libs.wire.request import Cancel, OutputOptions, RequestFailed
 from libs.wire.tokens import (
     Chunk,
     CloseStream,
@@ -110,6 +110,24 @@ def test_tokens_of_unknown_and_closed_streams_are_dropped(bench: OutputBench) ->
     bench.take(CloseStream("r1"))
     assert bench.commit(*bench.say(TEXT)) == []
     assert bench.take(CloseStream("r1")) == []
+
+
+def test_a_lost_token_ends_the_stream_with_an_error_at_once(bench: OutputBench) -> None:
+    bench.open()
+    rows = bench.say(TEXT)
+    bench.commit(rows[0])
+    effects = bench.commit(rows[2])
+    failed = effects.one(Send, message=RequestFailed)
+    assert failed.subject == GATEWAY
+    assert (failed.message.code, failed.message.definite) == ("peer_lost", False)
+    assert bench.commit(rows[1]) == [], "nothing is shown behind a gap"
+
+
+def test_a_stream_that_nobody_ends_is_forgotten(bench: OutputBench) -> None:
+    armed = bench.open().one(SetTimer, name="r1")
+    assert armed.delay_ns > 0
+    bench.fire("r1")
+    assert bench.commit(*bench.say(TEXT)) == []
 
 
 def test_a_stop_string_ends_the_text_and_the_group_is_told_where(bench: OutputBench) -> None:
