@@ -42,7 +42,7 @@ from libs.actor import (
     Unreachable,
 )
 from libs.bus.subjects_match import SubjectRouter
-from libs.errors import InvariantError, OperatingError
+from libs.errors import InvariantError, OperatingError, RemoteProtocolError
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.timeline import Timeline
 from libs.runtime.stepper import Stepper
@@ -167,7 +167,10 @@ class SimHost:
                 return
             del actor.timers[event.name]
         if isinstance(event, bytes):
-            event = self._decode(event, when_ns)
+            received = self._decode(name, event, when_ns)
+            if received is None:
+                return
+            event = received
         self._hash(when_ns, name, event)
         for effect in actor.stepper.step(event):
             self._carry_out(name, actor, effect)
@@ -185,11 +188,16 @@ class SimHost:
         text = f"{when_ns} {name} {summary_of(event)}"
         self._digest.update(text.encode())
 
-    def _decode(self, data: bytes, when_ns: int) -> Received:
+    def _decode(self, name: str, data: bytes, when_ns: int) -> Received | None:
+        """The message, or None for a frame that was damaged on its way: counted and dropped."""
         self._digest.update(data)
-        envelope, message = decode_frame(data)
-        if isinstance(message, UbDelivery):
-            envelope, message = decode_frame(message.payload.data)
+        try:
+            envelope, message = decode_frame(data)
+            if isinstance(message, UbDelivery):
+                envelope, message = decode_frame(message.payload.data)
+        except RemoteProtocolError as error:
+            self.records.append((when_ns, name, Record("frame_refused", {"reason": error.reason})))
+            return None
         return Received(
             when_ns, message, envelope.sender, envelope.incarnation, envelope.epoch,
             envelope.reply_to,

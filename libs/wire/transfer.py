@@ -3,6 +3,7 @@
 prefill DP --RegisterTransfer--> DistFlow <--OfferReceive-- decode DP
 prefill DP <----PullKv---------- DistFlow
 prefill DP ====KvBlock (UB frames)===============> decode DP
+prefill DP <---BlocksMissing (after a while)------ decode DP
                                  DistFlow <--ReceiveDone--- decode DP
 prefill DP <--TransferComplete-- DistFlow --TransferComplete--> decode DP
 """
@@ -70,6 +71,19 @@ class KvBlock:
     of: int
     checksum: int
     rows: np.ndarray
+
+
+@message("blocks_missing")
+@dataclass(frozen=True, slots=True)
+class BlocksMissing:
+    """A negative acknowledgement: these blocks have not come; send them again.
+
+    A frame can be lost or arrive damaged, and then nobody else would ever notice.
+    """
+
+    transfer_id: str
+    generation: int
+    indices: tuple[int, ...]
 
 
 @message("receive_done")

@@ -7,7 +7,8 @@ back-pressure.
 
 from __future__ import annotations
 
-from libs.actor import Compute, Effect, Record, Send, SetTimer
+from libs import units
+from libs.actor import CancelTimer, Compute, Effect, Record, Send, SetTimer
 from libs.errors import OperatingError
 from libs.kvcache.block_pool import BlockState
 from libs.wire import subjects
@@ -22,16 +23,21 @@ from libs.wire.tokens import (
 )
 from libs.wire.transfer import (
     AbortTransfer,
+    BlocksMissing,
     KvBlock,
     OfferReceive,
     ReceiveDone,
     TransferComplete,
     TransferFailure,
 )
-from services.decode_te.group import DecodeGroup
+from services.decode_te.group import KV_TIMER, DecodeGroup
 from services.decode_te.iteration import IterationLoop
 from services.decode_te.jobs import ImportKv
 from services.decode_te.state import DecodeRequest, Stage
+
+#: How long to wait for KV blocks before asking for the missing ones, and how often to ask.
+KV_PATIENCE_NS = units.s(2)
+KV_TRIES_MAX = 12
 
 
 class Admission:
@@ -101,6 +107,7 @@ class Admission:
                 allocation.generation,
             )  # fmt: skip
             effects.append(Send(subjects.inbox(request.manifest.distflow), offer, at_ns))
+            effects.append(SetTimer(KV_TIMER + owner, KV_PATIENCE_NS))
         return effects
 
     # ------------------------------------------------------------ receiving
@@ -119,12 +126,32 @@ class Admission:
         if len(request.received) < request.manifest.blocks:
             return []
         request.advance(Stage.IMPORTING)
+        settled = CancelTimer(KV_TIMER + request.request_id)
         job_id = self.group.new_job()
         self.imports[job_id] = request.request_id
         blocks = tuple(request.received[index] for index in range(request.manifest.blocks))
         request.received.clear()
         job = ImportKv(request.sequence, request.block_ids, blocks)
-        return [Compute(job_id, job, 0, request.transfer_finished_at_ns)]
+        return [settled, Compute(job_id, job, 0, request.transfer_finished_at_ns)]
+
+    def overdue(self, request_id: str, at_ns: int) -> list[Effect]:
+        """Blocks have not come: ask for them again, and give up when that does not help."""
+        request = self.group.requests.get(request_id)
+        if request is None or request.stage is not Stage.TRANSFER:
+            return []
+        expected = range(request.manifest.blocks)
+        missing = tuple(index for index in expected if index not in request.received)
+        if request.asked_again >= KV_TRIES_MAX:
+            reason = f"{len(missing)} of {request.manifest.blocks} KV blocks never came"
+            return self._abort(request, "transfer_failed", reason, at_ns)
+        request.asked_again += 1
+        manifest = request.manifest
+        again = BlocksMissing(manifest.transfer_id, request.generation, missing)
+        return [
+            Send(subjects.inbox(manifest.source_dp), again, at_ns),
+            SetTimer(KV_TIMER + request_id, KV_PATIENCE_NS),
+            Record("kv_overdue", {"request_id": request_id, "missing": len(missing)}),
+        ]
 
     def imported(self, job_id: int, result: int | OperatingError, at_ns: int) -> list[Effect]:
         """The blocks are written (or did not match): tell DistFlow."""

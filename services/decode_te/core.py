@@ -22,7 +22,7 @@ from libs.wire.request import AssignDecode, Cancel
 from libs.wire.tokens import StopMatched
 from libs.wire.transfer import KvBlock, TransferComplete, TransferFailure
 from services.decode_te.admission import Admission
-from services.decode_te.group import DecodeConfig, DecodeGroup
+from services.decode_te.group import KV_TIMER, DecodeConfig, DecodeGroup
 from services.decode_te.iteration import ITERATION_TIMER, IterationLoop
 from services.decode_te.state import Stage
 
@@ -77,6 +77,8 @@ class DecodeCore:
             case TimerFired(name=name, at_ns=at_ns):
                 if name == ITERATION_TIMER:
                     return self.loop.overdue(at_ns)
+                if name.startswith(KV_TIMER):
+                    return self.admission.overdue(name.removeprefix(KV_TIMER), at_ns)
                 return self.admission.expire(name, at_ns)
             case _:
                 raise AssertionError(f"unexpected {event!r}")

@@ -15,6 +15,9 @@ from libs.wire.request import LegFailed, RequestFinished
 from libs.wire.tokens import CloseStream
 from services.decode_te.state import DecodeRequest, Stage
 
+#: Name prefix of the timer that watches a request's KV reception.
+KV_TIMER = "kv:"
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeConfig:
@@ -84,6 +87,7 @@ class DecodeGroup:
         )
         return [
             CancelTimer(request.request_id),
+            CancelTimer(KV_TIMER + request.request_id),
             Send(subjects.inbox(request.job_executor), finished, at_ns),
             Send(subjects.inbox(f"te_shell.{self.config.te}"), finished, at_ns),
         ]

@@ -34,8 +34,8 @@ from services.decode_te.jobs import (
 from services.decode_te.state import DecodeRequest, Iteration, Phase, Stage
 
 ITERATION_TIMER = "iteration"
-EXPERT_DEADLINE_NS = units.s(3)
-RESENDS_MAX = 3
+EXPERT_DEADLINE_NS = units.s(1)
+RESENDS_MAX = 9
 
 
 class IterationLoop:

@@ -59,6 +59,7 @@ class DecodeRequest:
     block_ids: tuple[int, ...] = ()
     received: dict[int, KvBlock] = field(default_factory=dict)
     kv_bytes: int = 0
+    asked_again: int = 0
     written: bool = False
     paired: bool = False
     ready_at_ns: int = 0

@@ -7,6 +7,8 @@ in `services.prefill_te.state`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from libs import units
 from libs.actor import (
     CancelTimer,
@@ -20,7 +22,6 @@ from libs.actor import (
     SetTimer,
     TimerFired,
 )
-from libs.config.plan import output_of
 from libs.errors import OperatingError
 from libs.fabric import profiles
 from libs.health.kv_report import kv_counts
@@ -42,15 +43,11 @@ from libs.wire.request import (
     RequestFinished,
 )
 from libs.wire.tokens import (
-    CloseStream,
-    OpenStream,
-    RequestTiming,
     StopMatched,
-    TokenRow,
-    TokensCommitted,
 )
 from libs.wire.transfer import (
     AbortTransfer,
+    BlocksMissing,
     PullKv,
     TransferComplete,
     TransferFailure,
@@ -60,6 +57,7 @@ from services.prefill_te.state import (
     PrefillConfig,
     PrefillRequest,
     Stage,
+    first_token_effects,
     kv_frames,
     manifest_of,
     register_of,
@@ -103,6 +101,8 @@ class PrefillCore:
                 return self._bind(bind, at_ns)
             case Received(message=PullKv() as pull, at_ns=at_ns):
                 return self._pull(pull, at_ns)
+            case Received(message=BlocksMissing() as missing, at_ns=at_ns):
+                return self._missing(missing, at_ns)
             case Received(message=TransferComplete(request_id=request_id), at_ns=at_ns):
                 return self._transferred(request_id, at_ns)
             case Received(message=TransferFailure() as failure, sender=sender, at_ns=at_ns):
@@ -204,19 +204,10 @@ class PrefillCore:
         reason = finish_reason(spec.sampling, result.token, 1, spec.max_tokens)
         first = FirstToken(result.token, result.logprob, result.top)
         timing = PrefillTiming(self.config.te, self.name, request.started_at_ns, at_ns)
-        manifest = manifest_of(self.config, request)
-        row = TokenRow(spec.request_id, 0, first.token, at_ns, reason, first.logprob, first.top)
-        output = subjects.inbox(output_of(self.name))
-        opened = OpenStream(
-            spec.request_id, self.name, spec.gateway, spec.output, RequestTiming(timing),
-            spec.budget_ns,
-        )  # fmt: skip
-        committed = TokensCommitted(self.name, self.prompts, (row,))
-        effects: list[Effect] = [Send(output, opened, at_ns), Send(output, committed, at_ns)]
-        if reason is None:
-            # The stream goes on at the decode DP; the parser here has done its part.
-            effects.append(Send(output, CloseStream(spec.request_id), at_ns))
-        done = PrefillDone(spec.request_id, manifest, first, timing, reason)
+        effects = first_token_effects(self.config, request, first, timing, reason)
+        done = PrefillDone(
+            spec.request_id, manifest_of(self.config, request), first, timing, reason
+        )
         effects.append(Send(subjects.inbox(request.job_executor), done, at_ns))
         fields = {"request_id": spec.request_id, "prompt_tokens": spec.prompt_tokens}
         effects.append(Record("prompt_prefilled", fields))
@@ -248,9 +239,21 @@ class PrefillCore:
         request.stage = Stage.SENDING
         request.pull = pull
         self.pool.move(request.spec.request_id, BlockState.IN_TRANSFER)
-        job_id = self._new_job(request.spec.request_id)
+        return [self._export(request, range(len(request.block_ids)), at_ns)]
+
+    def _missing(self, missing: BlocksMissing, at_ns: int) -> list[Effect]:
+        request = self._by_transfer(missing.transfer_id)
+        if request is None or request.pull is None:
+            return []  # not pulled yet, or over
+        if missing.generation != request.pull.generation:
+            return []
+        known = [index for index in missing.indices if 0 <= index < len(request.block_ids)]
+        return [self._export(request, known, at_ns)] if known else []
+
+    def _export(self, request: PrefillRequest, indices: Iterable[int], at_ns: int) -> Compute:
+        job = ExportKv(tuple((index, request.block_ids[index]) for index in indices))
         # Reading KV is the DMA engine's work: it costs the die no compute time.
-        return [Compute(job_id, ExportKv(request.block_ids), 0, at_ns)]
+        return Compute(self._new_job(request.spec.request_id), job, 0, at_ns)
 
     def _transferred(self, request_id: str, at_ns: int) -> list[Effect]:
         request = self._requests.get(request_id)

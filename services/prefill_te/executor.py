@@ -27,7 +27,7 @@ class PrefillExecutor:
             case PrefillJob():
                 return self._prefill(job)
             case ExportKv():
-                return tuple(self._export(block_id) for block_id in job.block_ids)
+                return tuple(self._export(index, block_id) for index, block_id in job.blocks)
             case _:
                 raise AssertionError(f"unknown job {job!r}")
 
@@ -46,6 +46,6 @@ class PrefillExecutor:
         self.kv.unbind(job.sequence)
         return picked
 
-    def _export(self, block_id: int) -> ExportedBlock:
+    def _export(self, index: int, block_id: int) -> ExportedBlock:
         rows = self.kv.export_block(block_id)
-        return ExportedBlock(rows, block_checksum(rows))
+        return ExportedBlock(index, rows, block_checksum(rows))

@@ -22,14 +22,15 @@ class PrefillJob:
 
 @dataclass(frozen=True, slots=True)
 class ExportKv:
-    """Read `block_ids` for sending."""
+    """Read blocks for sending: `(index within the request, block id)` pairs."""
 
-    block_ids: tuple[int, ...]
+    blocks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportedBlock:
-    """One block, all layers: `rows` is `[layers, block_size, width]`."""
+    """Block `index` of a request, all layers: `rows` is `[layers, block_size, width]`."""
 
+    index: int
     rows: np.ndarray
     checksum: int

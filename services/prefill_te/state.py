@@ -16,10 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from libs.actor import Effect, Transmit
+from libs.actor import Effect, Send, Transmit
+from libs.config.plan import output_of
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.profiles import ModelProfile
-from libs.wire.request import RequestSpec, TransferManifest
+from libs.wire import subjects
+from libs.wire.request import FirstToken, PrefillTiming, RequestSpec, TransferManifest
+from libs.wire.tokens import CloseStream, OpenStream, RequestTiming, TokenRow, TokensCommitted
 from libs.wire.transfer import KvBlock, PullKv, RegisterTransfer
 from services.prefill_te.jobs import ExportedBlock
 
@@ -95,16 +98,38 @@ def kv_frames(
     """The frames that carry `blocks` to the die that pulled; only real rows are charged."""
     pull = request.pull
     assert pull is not None, "nobody has asked for the KV"
-    assert len(blocks) == len(request.block_ids)
     effects: list[Effect] = []
     depart = at_ns + config.params.p2p_startup_ns
-    rows_left = request.spec.prompt_tokens
-    for index, block in enumerate(blocks):
-        rows = min(rows_left, config.block_size)
-        rows_left -= rows
+    for block in blocks:
+        rows = min(request.spec.prompt_tokens - block.index * config.block_size, config.block_size)
+        assert rows > 0, f"block {block.index} lies behind the prompt"
         frame = KvBlock(
-            pull.transfer_id, pull.generation, index, len(blocks), block.checksum, block.rows
-        )
+            pull.transfer_id, pull.generation, block.index, len(request.block_ids),
+            block.checksum, block.rows,
+        )  # fmt: skip
         charge = rows * config.profile.kv_token_bytes
         effects.append(Transmit(config.die, pull.target_die, frame, charge, 1, depart))
+    return effects
+
+
+def first_token_effects(
+    config: PrefillConfig,
+    request: PrefillRequest,
+    first: FirstToken,
+    timing: PrefillTiming,
+    reason: str | None,
+) -> list[Effect]:
+    """The first token on its way to the client, through this group's own output process."""
+    spec, at_ns = request.spec, timing.finished_at_ns
+    output = subjects.inbox(output_of(config.name))
+    opened = OpenStream(
+        spec.request_id, config.name, spec.gateway, spec.output, RequestTiming(timing),
+        spec.budget_ns,
+    )  # fmt: skip
+    row = TokenRow(spec.request_id, 0, first.token, at_ns, reason, first.logprob, first.top)
+    committed = TokensCommitted(config.name, 0, (row,))
+    effects: list[Effect] = [Send(output, opened, at_ns), Send(output, committed, at_ns)]
+    if reason is None:
+        # The stream goes on at the decode DP; the parser here has done its part.
+        effects.append(Send(output, CloseStream(spec.request_id), at_ns))
     return effects

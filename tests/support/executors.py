@@ -58,8 +58,8 @@ class ScriptedPrefill:
                     self._memory[block_id] = kv_rows(job.prompt_ids, index, self._block_size)
                 return Sampled(self._answer(job.prompt_ids)[0])
             case ExportKv():
-                rows = [self._memory[block_id] for block_id in job.block_ids]
-                return tuple(ExportedBlock(row, block_checksum(row)) for row in rows)
+                rows = [(index, self._memory[block_id]) for index, block_id in job.blocks]
+                return tuple(ExportedBlock(i, row, block_checksum(row)) for i, row in rows)
             case _:
                 raise AssertionError(f"unknown job {job!r}")
 

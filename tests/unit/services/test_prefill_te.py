@@ -25,6 +25,7 @@ from libs.wire.request import (
 from libs.wire.tokens import CloseStream, OpenStream, StopMatched, TokensCommitted
 from libs.wire.transfer import (
     AbortTransfer,
+    BlocksMissing,
     KvBlock,
     PullKv,
     RegisterTransfer,
@@ -90,7 +91,7 @@ def bound(leased: PrefillBench) -> PrefillBench:
 
 
 def exported(*indices: int) -> tuple[ExportedBlock, ...]:
-    return tuple(ExportedBlock(np.full((3, 16, 1), i, np.float32), 100 + i) for i in indices)
+    return tuple(ExportedBlock(i, np.full((3, 16, 1), i, np.float32), 100 + i) for i in indices)
 
 
 def finished(effects: Effects) -> RequestFinished:
@@ -336,3 +337,22 @@ def test_a_beat_is_answered_with_blocks_that_add_up(leased: PrefillBench) -> Non
 def test_an_unexpected_message_is_recorded(bench: PrefillBench) -> None:
     assert bench.take(Submit(make_spec())).one(Record).fields == {"kind": "Submit"}
     assert not bench.take(Submit(make_spec())).has(CancelTimer)
+
+
+def test_missing_blocks_are_sent_again_and_no_others(leased: PrefillBench) -> None:
+    leased.bind()
+    leased.pull(generation=7)
+    again = leased.take(BlocksMissing("kv-r1", 7, (1, 9))).one(Compute, job=ExportKv)
+    assert [index for index, _ in again.job.blocks] == [1], "block 9 does not exist"
+    frames = leased.done(again, exported(1)).all(Transmit, target=8, message=KvBlock)
+    assert [(f.message.index, f.message.of) for f in frames] == [(1, 2)]
+
+
+def test_a_complaint_about_another_attempt_or_before_the_pull_is_ignored(
+    leased: PrefillBench,
+) -> None:
+    leased.bind()
+    assert leased.take(BlocksMissing("kv-r1", 7, (0,))) == []
+    leased.pull(generation=7)
+    assert leased.take(BlocksMissing("kv-r1", 6, (0,))) == []
+    assert leased.take(BlocksMissing("kv-unknown", 7, (0,))) == []
