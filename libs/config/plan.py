@@ -1,17 +1,17 @@
 """From a topology to a pod: which actors exist, on which dies, and which expert lives where.
 
 Pure and deterministic: every process derives the same plan from the same topology, so nothing about
-the layout travels at run time. Dies are numbered prefill first, then decode, then experts.
+the layout travels at run time. Dies are numbered prefill first, then decode, then experts; those of
+TEs on 910B servers follow behind the last die of the SuperPod, so that a die's number says where it
+is (`libs.fabric.superpod`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from libs.config.topology import PREFILL_TP as PREFILL_TP
 from libs.config.topology import Topology
-
-#: Dies of one prefill DP group: attention runs with TP=4 there (P094).
-PREFILL_TP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,17 @@ def plan_pod(topology: Topology) -> PodPlan:
         for shard in range(topology.fabric.shards)
     ]
     next_die = 0
+    next_outside = topology.pod_servers * topology.dies_per_server
     for prefill in topology.prefill_tes:
         actors.append(ActorPlan(f"te_shell.{prefill.name}", "te_shell", prefill.name))
+        outside = prefill.name in topology.hardware.on_910b
         for dp in range(prefill.dp_groups):
-            dies = tuple(range(next_die, next_die + PREFILL_TP))
-            next_die += PREFILL_TP
+            first = next_outside if outside else next_die
+            dies = tuple(range(first, first + PREFILL_TP))
+            if outside:
+                next_outside += PREFILL_TP
+            else:
+                next_die += PREFILL_TP
             actors += _dp_group("prefill_te", prefill.name, dp, dies)
     for decode in topology.decode_tes:
         actors.append(ActorPlan(f"te_shell.{decode.name}", "te_shell", decode.name))

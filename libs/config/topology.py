@@ -17,6 +17,13 @@ from libs.errors import BadInput
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
 
+#: Dies of one prefill DP group: attention runs with TP=4 there (P094).
+PREFILL_TP = 4
+#: Dies of a 910C chip (P026) and of a 910B chip (given: Ascend 910B is one die), and the chips of
+#: a 910B server (given: as of a SuperPod server, P024).
+DIES_PER_CHIP = 2
+DIES_PER_910B_SERVER = 8
+
 TOPOLOGY_DIR = Path(__file__).resolve().parents[2] / "deploy" / "topologies"
 
 
@@ -63,6 +70,20 @@ class FabricSection(_Section):
     shards: Annotated[int, Field(ge=1, le=16)] = 1
 
 
+class HardwareSection(_Section):
+    """The machine under the pod: one SuperPod of 910C servers, and 910B servers beside it.
+
+    `servers` follows from the dies in use unless given. The prefill TEs named in `on_910b` sit on
+    the 910B servers and send their KV over `outside_plane` (P104).
+    """
+
+    servers: Annotated[int, Field(ge=1, le=48)] | None = None
+    chips_per_server: Annotated[int, Field(ge=1, le=8)] = 8
+    outside_910b_servers: Annotated[int, Field(ge=0, le=1024)] = 0
+    outside_plane: Literal["roce", "vpc"] = "roce"
+    on_910b: tuple[Name, ...] = ()
+
+
 class LimitsSection(_Section):
     """What the API admits; each is checked before any die is touched."""
 
@@ -97,6 +118,7 @@ class Topology(_Section):
     prefill_tes: Annotated[tuple[PrefillTeSection, ...], Field(min_length=1, max_length=64)]
     decode_tes: Annotated[tuple[DecodeTeSection, ...], Field(min_length=1, max_length=16)]
     fabric: FabricSection = FabricSection()
+    hardware: HardwareSection = HardwareSection()
     limits: LimitsSection = LimitsSection()
     health: HealthSection = HealthSection()
 
@@ -116,7 +138,52 @@ class Topology(_Section):
         for pool in ("prefill_blocks", "decode_blocks"):
             if getattr(self.kv, pool) * self.kv.block_size < limits.context_max_tokens:
                 raise ValueError(f"kv.{pool} cannot hold one request of limits.context_max_tokens")
+        self._check_hardware()
         return self
+
+    def _check_hardware(self) -> None:
+        prefill = {te.name for te in self.prefill_tes}
+        for name in self.hardware.on_910b:
+            if name in {te.name for te in self.decode_tes}:
+                raise ValueError(
+                    f"hardware.on_910b: {name} is a decode TE; 910B servers are outside the UB"
+                    " plane, which its iterations need, and may only prefill"
+                )
+            if name not in prefill:
+                raise ValueError(f"hardware.on_910b: there is no prefill TE {name}")
+        hardware, outside = self.hardware, self.outside_dies_in_use
+        outside_dies = hardware.outside_910b_servers * DIES_PER_910B_SERVER
+        if outside > outside_dies:
+            raise ValueError(
+                f"hardware.outside_910b_servers: {outside} dies in use, {outside_dies} there"
+            )
+        if self.pod_dies_in_use > self.pod_servers * self.dies_per_server:
+            dies = self.pod_servers * self.dies_per_server
+            raise ValueError(f"hardware.servers: {self.pod_dies_in_use} dies in use, {dies} there")
+
+    @property
+    def dies_per_server(self) -> int:
+        """Dies of one server of the SuperPod."""
+        return self.hardware.chips_per_server * DIES_PER_CHIP
+
+    @property
+    def outside_dies_in_use(self) -> int:
+        """Dies that the TEs on 910B servers take."""
+        groups = (te.dp_groups for te in self.prefill_tes if te.name in self.hardware.on_910b)
+        return PREFILL_TP * sum(groups)
+
+    @property
+    def pod_dies_in_use(self) -> int:
+        """Dies that everything else takes, inside the SuperPod."""
+        prefill = PREFILL_TP * sum(te.dp_groups for te in self.prefill_tes)
+        decode = sum(te.dp_groups + te.expert_dies for te in self.decode_tes)
+        return prefill + decode - self.outside_dies_in_use
+
+    @property
+    def pod_servers(self) -> int:
+        """Servers of the SuperPod: as the file says, or as many as the dies in use need."""
+        given = self.hardware.servers
+        return given or max(1, -(-self.pod_dies_in_use // self.dies_per_server))
 
 
 def problems_of(error: ValidationError) -> list[str]:

@@ -13,7 +13,7 @@ from libs import units
 
 @dataclass(frozen=True, slots=True)
 class FabricParams:
-    """What the UB plane charges per die and per frame."""
+    """What each plane charges per link and per exchange."""
 
     #: Unidirectional UB bandwidth of one die (given: CloudMatrix384, arXiv 2506.12708; 392 GB/s
     #: per chip).
@@ -21,6 +21,19 @@ class FabricParams:
     #: Latency of one remote access: 1.2 us within a server and under 1 us more across servers
     #: (given, secondary source); access is near uniform (P025), so one figure serves all pairs.
     ub_latency_ns: int = units.us(1.9)
+    #: RoCE bandwidth of one die and direction: 400 Gb/s per 910C chip of two dies, 200 Gb/s per
+    #: 910B die (given: CloudMatrix384, arXiv 2506.12708).
+    roce_bytes_per_s: int = 25_000_000_000
+    #: Latency of one RoCE exchange (assumed; a usual figure of RDMA through two switches).
+    roce_latency_ns: int = units.us(5.0)
+    #: VPC bandwidth of one server and direction: a 400 Gb/s card (given, secondary source).
+    vpc_bytes_per_s: int = 50_000_000_000
+    #: Latency of one exchange over the VPC (assumed; no figure is published).
+    vpc_latency_ns: int = units.us(50)
+    #: Frames of one ordered pair of dies that may be under way at once (assumed; no figure is
+    #: published). 64 blocks of KV cover the UB plane's bandwidth times latency a hundredfold, so
+    #: only a congested target is ever felt at its senders.
+    in_flight_frames_max: int = 64
     #: Start-up of one P2P send, all protocol steps (fitted to Fig. 5 of P037: 1-5 us is feasible).
     p2p_startup_ns: int = units.us(5.0)
     #: One stage of A2E (fitted: two stages and the volume give the 172 us of P047).

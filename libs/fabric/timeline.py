@@ -7,7 +7,7 @@ the timelines of independent DP groups together. A `Timeline` therefore keeps it
 intervals and puts each piece of work into the first gap at or after its stamp.
 
 The history is bounded: the oldest of more than `HISTORY_MAX` intervals becomes a floor below which
-nothing can be reserved any more.
+nothing can be reserved any more. The state is plain data: a copy goes on like the original.
 """
 
 from __future__ import annotations
@@ -34,16 +34,37 @@ class Timeline:
     def reserve(self, at_ns: int, duration_ns: int) -> int:
         """Book `duration_ns` in the first gap at or after `at_ns`; returns the start."""
         assert duration_ns >= 0, duration_ns
+        busy = self._busy
         start = max(at_ns, self._floor_ns)
         if duration_ns == 0:
             return start
-        for begin, end in self._busy[self._first_ending_after(start) :]:
-            if start + duration_ns <= begin:
-                break
-            start = max(start, end)
-        self._insert(start, start + duration_ns)
         self.busy_ns += duration_ns
+        if busy and start <= busy[-1][1]:
+            index = self._first_ending_after(start)
+            while index < len(busy) and start + duration_ns > busy[index][0]:
+                start = max(start, busy[index][1])
+                index += 1
+            self._insert(start, start + duration_ns)
+        else:
+            # Nearly always: later than everything known, and not touching it.
+            busy.append((start, start + duration_ns))
+            self._forget()
         return start
+
+    def busy_between(self, begin_ns: int, end_ns: int) -> int:
+        """How long it is reserved between two stamps; before `known_from_ns` nothing is known."""
+        total = 0
+        for index in range(self._first_ending_after(begin_ns), len(self._busy)):
+            begin, end = self._busy[index]
+            if begin >= end_ns:
+                break
+            total += min(end, end_ns) - max(begin, begin_ns)
+        return total
+
+    @property
+    def known_from_ns(self) -> int:
+        """The floor: reservations that ended before it are forgotten."""
+        return self._floor_ns
 
     def _first_ending_after(self, at_ns: int) -> int:
         index = bisect_right(self._busy, (at_ns, at_ns))
@@ -59,6 +80,9 @@ class Timeline:
         while index and self._busy[index - 1][1] >= self._busy[index][0]:
             index -= 1
             self._merge(index)
+        self._forget()
+
+    def _forget(self) -> None:
         while len(self._busy) > HISTORY_MAX:
             self._floor_ns = max(self._floor_ns, self._busy.pop(0)[1])
 

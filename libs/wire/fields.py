@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from libs.errors import LocalProtocolError, OperatingError
 from libs.wire import registry, tensors
@@ -176,8 +177,8 @@ def _compile(hint: Any, outer: tuple[type[Any], ...]) -> FieldType:
     if scalar is not None:
         return FieldType(hint, *scalar)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is np.ndarray or origin is np.ndarray:
-        return _tensor(hint, arguments)
+    if is_array(hint):
+        return _tensor(hint)
     if origin in (typing.Union, types.UnionType):
         return _optional(hint, arguments, outer)
     if origin is tuple and arguments:
@@ -193,8 +194,8 @@ def _compile(hint: Any, outer: tuple[type[Any], ...]) -> FieldType:
 # ---------------------------------------------------------------- compounds
 
 
-def _tensor(hint: Any, arguments: tuple[Any, ...]) -> FieldType:
-    scalar = typing.get_args(arguments[1])[0] if len(arguments) == 2 else None
+def _tensor(hint: Any) -> FieldType:
+    scalar = scalar_of(hint)
     concrete = (
         isinstance(scalar, type) and scalar.__module__ == "numpy" and scalar.__itemsize__ == 0
     )
@@ -278,3 +279,17 @@ def _each(converters: Iterable[Callable[[Any, Any], Any]], values: Any, context:
         error.path.insert(0, f"[{len(done)}]")
         raise
     return done
+
+
+def is_array(hint: Any) -> bool:
+    """`np.ndarray`, `np.ndarray[...]` or `NDArray[...]`, which newer numpy makes a type alias."""
+    origin = typing.get_origin(hint)
+    return np.ndarray in (hint, origin) or origin is NDArray or hint is NDArray
+
+
+def scalar_of(hint: Any) -> Any:
+    """The element type of an array hint, None when it does not say."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is NDArray:
+        return arguments[0]
+    return typing.get_args(arguments[1])[0] if len(arguments) == 2 else None

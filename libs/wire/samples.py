@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from libs.errors import LocalProtocolError, OperatingError
+from libs.wire.fields import is_array, scalar_of
 
 _REFUSALS = (ValueError, TypeError, AssertionError, OperatingError)
 
@@ -66,8 +67,8 @@ class _Sampler:
         while isinstance(hint, typing.NewType):
             hint = hint.__supertype__
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-        if hint is np.ndarray or origin is np.ndarray:
-            scalar = typing.get_args(arguments[1])[0] if len(arguments) == 2 else np.float32
+        if is_array(hint):
+            scalar = scalar_of(hint) or np.float32
             first = self._count
             return np.arange(first, first + 6).astype(scalar).reshape(2, 3)
         if origin in (typing.Union, types.UnionType):

@@ -23,13 +23,11 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from libs.errors import LocalProtocolError, RemoteProtocolError
 from libs.wire import registry
 from libs.wire.codec import decode_frame, encode_frame
 from libs.wire.envelope import Envelope
-from libs.wire.fields import ITEMS_MAX
+from libs.wire.fields import ITEMS_MAX, is_array
 from libs.wire.samples import sample_of
 from libs.wire.scalars import INT_MAX, INT_MIN
 
@@ -91,7 +89,7 @@ def _type(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
     if hint in _SCALARS:
         return dict(_SCALARS[hint])
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is np.ndarray or origin is np.ndarray:
+    if is_array(hint):
         return {"type": "integer", "minimum": 0, "x-tensor": True}
     if origin in (typing.Union, types.UnionType):
         inner = next(item for item in arguments if item is not types.NoneType)

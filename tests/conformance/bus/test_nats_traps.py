@@ -8,7 +8,9 @@ broker, requests under way, drain.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
+from asyncio import selector_events
 from collections.abc import Iterator
 
 import pytest
@@ -114,6 +116,17 @@ async def test_a_publisher_is_cancelled_at_once_while_the_socket_is_full(nats: N
     assert data == [index.to_bytes(4, "big") * 25_000 for index in range(accepted)]
 
 
+def _writelines_never_pauses() -> bool:
+    """CPython 3.12.0-3.12.8 and 3.13.0-3.13.1: a full socket does not stop `writelines`."""
+    source = inspect.getsource(selector_events)
+    after = source.partition("def writelines")[2]
+    return bool(after) and "_maybe_pause_protocol" not in after.partition("\n    def ")[0]
+
+
+@pytest.mark.skipif(
+    _writelines_never_pauses(),
+    reason="this CPython's asyncio does not push back on a full socket (python/cpython#127655)",
+)
 async def test_a_stalled_socket_fills_the_outbox_and_no_further(nats: NatsKind) -> None:
     bus, seen = await nats.connect(policies=only(Lane.BULK, outbox_bytes=2_000_000)), Recorder()
     await bus.subscribe("t", seen, lane=Lane.BULK)

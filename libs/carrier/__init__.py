@@ -1,0 +1,1 @@
+"""UB frames between dies whose processes share a host, through real shared memory."""
