@@ -83,15 +83,147 @@ class LinkUse:
 class _Links:
     """The links of one direction: a `Timeline` each, created when first used."""
 
-    def __init__(self, pod: SuperPod, params: FabricParams) -> None:
+    direction = ""
+
+    def __init__(self, pod: SuperPod, params: FabricParams = UB) -> None:
         self.pod = pod
-        self.limits: dict[Plane, PlaneLimits] = plane_limits(params)
+        self.params = params
+        self._limits: dict[Plane, PlaneLimits] = plane_limits(params)
         self._lines: defaultdict[tuple[Plane, int], Timeline] = defaultdict(Timeline)
-        self._carried: defaultdict[tuple[Plane, int], list[int]] = defaultdict(lambda: [0, 0])
+        self._frames: defaultdict[tuple[Plane, int], int] = defaultdict(int)
+        self._nbytes: defaultdict[tuple[Plane, int], int] = defaultdict(int)
 
     def _reserve(self, plane: Plane, die: int, at_ns: int, nbytes: int) -> int:
-        key = plane, (self.pod.server_of(die) if plane is Plane.VPC else die)
-        carried = self._carried[key]
-        carried[0] += 1
-        carried[1] += nbytes
-        return self._lines[key].reserve(at_ns, transfer_ns(nbytes, self.limits[plane].bytes_per_s))
+        key = plane, link_of(self.pod, plane, die)
+        self._frames[key] += 1
+        self._nbytes[key] += nbytes
+        return self._lines[key].reserve(at_ns, transfer_ns(nbytes, self._limits[plane].bytes_per_s))
+
+    def use(self, begin_ns: int, end_ns: int) -> tuple[LinkUse, ...]:
+        """What each link has carried, with its busy time between two stamps; sorted."""
+        return tuple(
+            LinkUse(
+                str(plane), link, self.direction, self._frames[plane, link],
+                self._nbytes[plane, link], line.busy_ns, line.busy_between(begin_ns, end_ns),
+            )
+            for (plane, link), line in sorted(self._lines.items())
+        )  # fmt: skip
+
+    def validate(self) -> None:
+        """Every link's reservations are disjoint."""
+        for line in self._lines.values():
+            line.validate()
+
+
+class EgressLinks(_Links):
+    """What the dies of one sender write to."""
+
+    direction = "egress"
+
+    def depart(self, plane: Plane, source: int, at_ns: int, nbytes: int) -> int:
+        """Reserve the egress of `source` for a frame ready at `at_ns`; returns when it begins."""
+        return self._reserve(plane, source, at_ns, nbytes)
+
+    def observe(self, frame: Departed) -> None:
+        """Note what the sender has reserved already, so that its use can be reported here."""
+        self._reserve(frame.plane, frame.source, frame.begin_ns, frame.nbytes)
+
+
+class IngressLinks(_Links):
+    """What arrives at the dies of one shard."""
+
+    direction = "ingress"
+
+    def __init__(self, pod: SuperPod, params: FabricParams = UB) -> None:
+        super().__init__(pod, params)
+        self._under_way: dict[tuple[Plane, int, int], _UnderWay] = {}
+
+    def arrive(self, frame: Departed) -> Stamps:
+        """Reserve the ingress of the target and say when the frame is delivered."""
+        pair = frame.plane, frame.source, frame.target
+        under_way = self._under_way.get(pair)
+        if under_way is None:
+            under_way = self._under_way[pair] = _UnderWay(self.params.in_flight_frames_max)
+        limits = self._limits[frame.plane]
+        release_ns = under_way.release(frame.begin_ns)
+        ingress_ns = self._reserve(frame.plane, frame.target, release_ns, frame.nbytes)
+        flight_ns = frame.repeat * limits.latency_ns
+        deliver_ns = ingress_ns + flight_ns + transfer_ns(frame.nbytes, limits.bytes_per_s)
+        under_way.add(release_ns, deliver_ns)
+        return Stamps(frame, release_ns, ingress_ns, deliver_ns)
+
+
+class _UnderWay:
+    """The frames of one ordered pair between release and delivery, sorted by delivery."""
+
+    #: Remembered multiples of the limit, so that frames which come out of order are judged fairly.
+    HISTORY = 8
+
+    __slots__ = ("_floor_ns", "_frames", "_frames_max")
+
+    def __init__(self, frames_max: int) -> None:
+        assert frames_max >= 1, frames_max
+        self._frames_max = frames_max
+        self._frames: list[tuple[int, int]] = []
+        self._floor_ns = 0
+
+    def release(self, begin_ns: int) -> int:
+        """The first stamp at or after `begin_ns` at which fewer than the limit are under way."""
+        at_ns = max(begin_ns, self._floor_ns)
+        most = self._frames_max
+        if len(self._frames) < most or self._frames[-most][0] <= at_ns:
+            return at_ns
+        while True:
+            ends = [end for end, released in self._frames if released <= at_ns < end]
+            if len(ends) < most:
+                return at_ns
+            at_ns = ends[len(ends) - most]
+
+    def add(self, release_ns: int, deliver_ns: int) -> None:
+        insort(self._frames, (deliver_ns, release_ns))
+        if len(self._frames) > self.HISTORY * self._frames_max:
+            self._floor_ns = max(self._floor_ns, self._frames.pop(0)[0])
+
+
+# ---------------------------------------------------------------- the sender's side
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Where a frame goes next, and when its egress begins.
+
+    `begin_ns` is -1 when the link is not the sender's to reserve; `at_ns` is when the frame may be
+    handed to the shard, the begin or else the departure.
+    """
+
+    shard: int
+    begin_ns: int
+    at_ns: int
+
+
+class SenderPort:
+    """The egress of one host's dies; `dispatch` is all that carrying out a `Transmit` needs."""
+
+    def __init__(self, pod: SuperPod, params: FabricParams = UB, shards: int = 1) -> None:
+        self.pod = pod
+        self.shards = shards
+        self.egress = EgressLinks(pod, params)
+
+    def dispatch(
+        self, source: int, target: int, at_ns: int, nbytes: int, plane: str = ""
+    ) -> Dispatch:
+        """Reserve the egress of a frame ready at `at_ns`.
+
+        A frame that no link can carry is passed on unreserved, for the emulator to refuse.
+        """
+        pod = self.pod
+        fallback = Dispatch(target % self.shards, -1, at_ns)
+        if not (pod.has_die(source) and pod.has_die(target)) or nbytes < 0:
+            return fallback
+        over = plane_between(pod, source, target, plane)
+        if over is None:
+            return fallback
+        if is_shared(over):
+            return Dispatch(shard_of_link(link_of(pod, over, source), self.shards), -1, at_ns)
+        begin_ns = self.egress.depart(over, source, at_ns, nbytes)
+        return Dispatch(shard_of_link(link_of(pod, over, target), self.shards), begin_ns, begin_ns)

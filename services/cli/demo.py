@@ -30,7 +30,7 @@ from services.cli.chat import ChatAnswer, ChatQuestion, ask, timing_table
 from services.cli.client import PodClient
 from services.cli.console import out
 from services.cli.lifecycle import start_pod, stop_pod
-from services.pod.supervisor import UpOptions
+from services.pod.options import UpOptions
 
 WEATHER = {"temperature": 21, "condition": "sunny"}
 

@@ -14,8 +14,8 @@ from libs.clock.pod_clock import monotonic_s
 from libs.config.topology import load_topology
 from libs.errors import OperatingError, PeerLost
 from services.cli.client import wait_ready
+from services.pod.options import UpOptions, check_can_start
 from services.pod.state import PodState, is_alive, log_path, read_state
-from services.pod.supervisor import UpOptions, check_can_start
 
 READY_S = 60.0
 STOP_S = 15.0

@@ -7,7 +7,8 @@ from __future__ import annotations
 import sys
 
 from libs.errors import BadInput, XdsError
-from services.pod.supervisor import UpOptions, run_pod
+from services.pod.options import UpOptions
+from services.pod.supervisor import run_pod
 
 
 def main() -> int:

@@ -10,8 +10,8 @@ import pytest
 from libs.model.resources import ModelResources
 from services.cli.demo import free_port
 from services.cli.lifecycle import start_pod, stop_pod
+from services.pod.options import UpOptions
 from services.pod.state import PodState
-from services.pod.supervisor import UpOptions
 
 
 @pytest.fixture(scope="session")

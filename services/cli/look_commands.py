@@ -1,0 +1,136 @@
+"""Commands that need no pod and change nothing: topology, model info, verify, demo.
+
+What they stand on is heavy (numpy, the model, every service), so it is imported when they run: the
+other commands of `xds` should answer at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from libs.config.plan import plan_pod
+from libs.config.topology import load_topology
+from libs.errors import BadInput, OperatingError
+from services.cli.client import running_pod
+from services.cli.console import Bars, out, print_json, reporting
+from services.cli.options import Json, TopologyOption
+
+
+def verify(
+    requests: Annotated[int, typer.Option(min=1, max=100_000, help="How many requests.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of workload and simulation.")] = 1,
+    host: Annotated[str, typer.Option(help="sim: one process; pod: the running pod.")] = "sim",
+    topology: TopologyOption = "mini",
+    as_json: Json = False,
+) -> None:
+    """Send random requests and compare every token with the monolithic reference."""
+    from libs.model.resources import ModelResources
+    from services.cli.verify_pod import verify_pod
+    from services.superpod.verify import verify_sim
+
+    with reporting(as_json), Bars() as bars:
+        match host:
+            case "sim":
+                pod = load_topology(topology)
+                model = ModelResources(pod.model.checkpoint, pod.model.engine)
+                report = verify_sim(pod, model, requests=requests, seed=seed, progress=bars.update)
+            case "pod":
+                state = running_pod()
+                pod = load_topology(state.topology)
+                model = ModelResources(pod.model.checkpoint, pod.model.engine)
+                report = asyncio.run(
+                    verify_pod(
+                        state.base_url,
+                        model,
+                        requests=requests,
+                        seed=seed,
+                        pace=state.pace,
+                        progress=bars.update,
+                    )
+                )
+            case _:
+                raise BadInput(f"--host must be sim or pod, not {host!r}", field="host")
+    _show_verdict(report, as_json)
+
+
+def _show_verdict(report: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        colour = "green" if report["ok"] else "red"
+        verdict = "every token equals the reference" if report["ok"] else "NOT equal"
+        out.print(f"[{colour}]{verdict}[/]")
+        for key, value in report.items():
+            if key not in ("ok", "examples"):
+                out.print(f"  {key:<16} {value}")
+        for example in report["examples"]:
+            out.print(f"  [red]{example}[/]", markup=True)
+    if not report["ok"]:
+        raise typer.Exit(1)
+
+
+def topology(
+    topology: TopologyOption = "mini",
+    as_json: Json = False,
+) -> None:
+    """Draw the pod of a topology file."""
+    from libs.model.resources import ModelResources
+    from services.cli.topology_view import topology_data, topology_tree
+
+    with reporting(as_json):
+        loaded = load_topology(topology)
+        plan = plan_pod(loaded)
+        model = ModelResources(loaded.model.checkpoint, loaded.model.engine)
+        if as_json:
+            print_json(topology_data(plan, model))
+        else:
+            out.print(topology_tree(plan, model))
+
+
+def info(
+    checkpoint: Annotated[str, typer.Option(help="Name of a shipped checkpoint, or a folder.")] = (
+        "xds-tiny"
+    ),
+    as_json: Json = False,
+) -> None:
+    """What the served model is made of."""
+    from libs.model.info import model_info
+    from libs.model.resources import ModelResources
+
+    with reporting(as_json):
+        report = model_info(ModelResources(checkpoint).checkpoint)
+        if as_json:
+            print_json(report)
+        else:
+            _print_nested(report, "")
+
+
+def _print_nested(value: Any, indent: str) -> None:
+    for key, item in value.items():
+        if isinstance(item, dict):
+            out.print(f"{indent}[bold]{key}[/]")
+            _print_nested(item, indent + "  ")
+        else:
+            text = (
+                f"{item:,}" if isinstance(item, int) and not isinstance(item, bool) else str(item)
+            )
+            out.print(f"{indent}{key:<28} {text}", soft_wrap=True)
+
+
+def demo(
+    topology: TopologyOption = "mini",
+    port: Annotated[int, typer.Option(help="HTTP port; 0 takes a free one.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Start a pod, ask it things, compare every token with the reference, stop it."""
+    from services.cli.demo import run_demo
+
+    with reporting(as_json):
+        report = run_demo(topology, port, show=not as_json)
+        if as_json:
+            print_json(report)
+        if not report["ok"]:
+            raise OperatingError("an answer differed from the reference")
