@@ -1,8 +1,8 @@
 """The checker: nothing is ever delivered faster than its links allow.
 
-`LinkModel` knows nothing of how stamps are made. It is shown each frame's stamps after the fact and
-raises `InvariantError` when they cannot be true: a stamp before its cause, two frames on one link at
-once, or more frames of a pair under way than may be. One model may watch many shards.
+`LinkModel` knows nothing of how stamps are made. It is shown each frame's stamps after the fact
+and raises `InvariantError` when they cannot be true: a stamp before its cause, two frames on one
+link at once, or more frames of a pair under way than may be. One model may watch many shards.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ frame that stands for `repeat` exchanges pays that many latencies.
 **Who keeps which link.** An egress link belongs to whoever sends, and is reserved there, before the
 frame leaves: all frames of a die pass through one host. An ingress link belongs to the emulator
 shard that serves its destination: all frames to a die pass through one shard. So each link is in
-one hand and no stamp depends on the number of shards. The VPC card of a server is shared by dies in
-several processes; the shard of the server keeps it in both directions.
+one hand and no stamp depends on the number of shards. The VPC cards of servers are shared by dies
+in several processes; shard 0 keeps all of them, in both directions.
 
 **Bounded in flight.** At most `in_flight_frames_max` frames of one ordered pair are between release
 and delivery; further ones wait at the sender, later but never dropped. The limit is per pair, as
@@ -224,6 +224,6 @@ class SenderPort:
         if over is None:
             return fallback
         if is_shared(over):
-            return Dispatch(shard_of_link(link_of(pod, over, source), self.shards), -1, at_ns)
+            return Dispatch(0, -1, at_ns)
         begin_ns = self.egress.depart(over, source, at_ns, nbytes)
         return Dispatch(shard_of_link(link_of(pod, over, target), self.shards), begin_ns, begin_ns)

@@ -8,7 +8,7 @@ Two dies of the SuperPod talk over UB; as soon as one of them is in a 910B serve
 that connects those. A frame may name another plane that both dies have.
 
 The emulator is sharded by the link at which a frame arrives, so a link is always in one hand: dies
-by number, VPC cards by the number of their server.
+by number; the few VPC cards, which many dies share, are all kept by shard 0.
 """
 
 from __future__ import annotations

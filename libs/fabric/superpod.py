@@ -3,10 +3,10 @@
     die 0 .. pod_dies-1      the SuperPod: server by server, chip by chip, two dies a chip (910C)
     die pod_dies ..          910B servers beside it: single-die chips, RoCE and VPC only
 
-A full SuperPod has 48 servers of 8 chips and 4 CPUs, 768 dies in all (P024). Every die of it reaches
-every other over UB at the same cost (P025), through one switch chip of its server and one switch of
-the same sub-plane above; there are seven sub-planes, and seven UB links per die. A smaller pod is
-the same machine with fewer servers.
+A full SuperPod has 48 servers of 8 chips and 4 CPUs, 768 dies in all (P024). Every die of it
+reaches every other over UB at the same cost (P025), through one switch chip of its server and one
+switch of the same sub-plane above; there are seven sub-planes, and seven UB links per die. A
+smaller pod is the same machine with fewer servers.
 
 A 910B server is reached over RoCE or VPC. Its dies may prefill; what needs the UB plane in every
 layer (decode, experts) is refused there, with the reason (P008, P104).
@@ -91,7 +91,7 @@ class SuperPod:
 
     @property
     def ub_pairs(self) -> int:
-        """Unordered pairs of dies that may talk over UB: 294,528 in a full SuperPod (P010, P033)."""
+        """Unordered pairs of dies on the UB plane: 294,528 in a full SuperPod (P010, P033)."""
         return self.pod_dies * (self.pod_dies - 1) // 2
 
     # ------------------------------------------------------------ places
@@ -154,6 +154,9 @@ class SuperPod:
         reason = self.refusal(role, die)
         if reason is not None:
             raise BadInput(f"{role}: {reason}", field="hardware")
+
+
+WHOLE_SUPERPOD = SuperPod()
 
 
 def superpod_of(plan: PodPlan) -> SuperPod:

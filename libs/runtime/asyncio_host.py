@@ -14,8 +14,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +42,10 @@ from libs.actor import (
 from libs.bus.api import Bus, BusMessage, Lane, Subscription
 from libs.clock.pod_clock import PodClock
 from libs.errors import InvariantError, LocalProtocolError, OperatingError, RemoteProtocolError
-from libs.fabric.params import UB, FabricParams
+from libs.fabric.link import SenderPort
 from libs.fabric.timeline import Timeline
+from libs.runtime.options import HostOptions as HostOptions
+from libs.runtime.options import RecordSink as RecordSink
 from libs.runtime.stepper import Stepper
 from libs.wire import subjects
 from libs.wire.codec import decode_frame, encode_frame
@@ -54,31 +55,6 @@ from libs.wire.fabric import UbDelivery, UbFrame
 from libs.wire.registry import Limit
 
 _LANES = {Limit.CONTROL: Lane.CONTROL, Limit.TOKEN: Lane.TOKEN, Limit.BULK: Lane.BULK}
-
-
-class RecordSink(Protocol):
-    """Where domain facts go: logs, metrics, traces."""
-
-    def record(self, actor: str, at_ns: int, record: Record) -> None:
-        """Take one fact."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class HostOptions:
-    """Identity and place of the process.
-
-    With `inline` jobs run in the loop itself: right only where a job takes about a millisecond, so
-    that handing it to a thread and back would cost as much as running it.
-    """
-
-    dies: tuple[int, ...] = ()
-    incarnation: int = 1
-    epoch: int = 1
-    shards: int = 1
-    validate: bool = False
-    inline: bool = False
-    params: FabricParams = UB
 
 
 class AsyncioHost:
@@ -104,6 +80,7 @@ class AsyncioHost:
         self._executor = executor
         self._sink = sink
         self._timeline = Timeline()
+        self._port = SenderPort(self.options.pod, self.options.params, self.options.shards)
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._presenter: Callable[[str, Any, int], None] | None = None
         self._held: list[tuple[int, int, Present]] = []
@@ -264,11 +241,10 @@ class AsyncioHost:
 
     def _transmit(self, effect: Transmit, depart: int) -> None:
         inner = np.frombuffer(self._encode(effect.message, depart), np.uint8)
-        frame = UbFrame(
-            effect.source, effect.target, depart, effect.charge_bytes, effect.repeat, inner
-        )
-        shard = effect.target % self.options.shards
-        self._publish(subjects.fabric(shard), frame, depart)
+        source, target, nbytes = effect.source, effect.target, effect.charge_bytes
+        way = self._port.dispatch(source, target, depart, nbytes)
+        frame = UbFrame(source, target, depart, nbytes, effect.repeat, inner, way.begin_ns)
+        self._publish(subjects.fabric(way.shard), frame, depart)
 
     def _set_timer(self, effect: SetTimer) -> None:
         self._cancel_timer(effect.name)

@@ -19,11 +19,12 @@ from libs.telemetry.logs import LogSink
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What a service needs to build its core."""
+    """What a service needs to build its core; `validate` asks for every check there is."""
 
     plan: PodPlan
     actor: ActorPlan
     model: ModelResources
+    validate: bool = False
 
 
 #: Something that runs beside the core for as long as the process lives, such as an HTTP server.

@@ -31,6 +31,7 @@ from libs.clock.pod_clock import PodClock
 from libs.config.plan import plan_pod
 from libs.config.topology import load_topology
 from libs.errors import BadInput, PeerLost, XdsError
+from libs.fabric.superpod import superpod_of
 from libs.model.resources import ModelResources
 from libs.runtime.asyncio_host import AsyncioHost, HostOptions
 from libs.runtime.build import Builder, Built, ServiceContext
@@ -90,7 +91,8 @@ def context_for(settings: ServiceSettings, model: ModelResources | None = None) 
         message = f"XDS_ACTOR={settings.actor!r} is not in the topology; it has {known}"
         raise BadInput(message, field="XDS_ACTOR") from None
     section = plan.topology.model
-    return ServiceContext(plan, actor, model or ModelResources(section.checkpoint, section.engine))
+    model = model or ModelResources(section.checkpoint, section.engine)
+    return ServiceContext(plan, actor, model, settings.validate)
 
 
 async def run_service(
@@ -120,6 +122,7 @@ async def run_service(
             dies=context.actor.dies,
             incarnation=settings.incarnation,
             shards=context.plan.topology.fabric.shards,
+            pod=superpod_of(context.plan),
             validate=settings.validate,
             inline=built.inline,
         ),

@@ -43,7 +43,9 @@ from libs.actor import (
 )
 from libs.bus.subjects_match import SubjectRouter
 from libs.errors import InvariantError, OperatingError, RemoteProtocolError
+from libs.fabric.link import SenderPort
 from libs.fabric.params import UB, FabricParams
+from libs.fabric.superpod import WHOLE_SUPERPOD, SuperPod
 from libs.fabric.timeline import Timeline
 from libs.runtime.stepper import Stepper
 from libs.runtime.story import summary_of
@@ -63,6 +65,7 @@ class Deadlock(InvariantError):
 class _Actor:
     stepper: Stepper
     executor: Executor | None
+    port: SenderPort
     timeline: Timeline = field(default_factory=Timeline)
     timers: dict[str, int] = field(default_factory=dict)
     incarnation: int = 1
@@ -71,12 +74,13 @@ class _Actor:
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """`shard_of` says which emulator shard serves a destination die."""
+    """What the run depends on, beside its cores: the seed, the machine and its constants."""
 
     seed: int = 0
     validate: bool = True
     params: FabricParams = UB
     shards: int = 1
+    pod: SuperPod = WHOLE_SUPERPOD
     stall_ns: int = STALL_NS
 
 
@@ -106,7 +110,9 @@ class SimHost:
         """Install a core; its `Started` is the next event at the current time."""
         assert core.name not in self._actors, f"{core.name} is already here"
         stepper = Stepper(core, validate=self.options.validate)
-        self._actors[core.name] = _Actor(stepper, executor)
+        options = self.options
+        port = SenderPort(options.pod, options.params, options.shards)
+        self._actors[core.name] = _Actor(stepper, executor, port)
         for pattern, queue in subjects.subscriptions(core.name, dies):
             self._router.add(pattern, core.name, queue)
         self._push(self.now_ns, core.name, Started(self.now_ns))
@@ -249,14 +255,15 @@ class SimHost:
     def _transmit(self, name: str, actor: _Actor, effect: Transmit, now: int) -> None:
         depart = now if effect.at_ns is None else effect.at_ns
         inner = encode_frame(self._envelope(name, actor, depart), effect.message)
+        source, target, nbytes = effect.source, effect.target, effect.charge_bytes
+        way = actor.port.dispatch(source, target, depart, nbytes)
         frame = UbFrame(
-            effect.source, effect.target, depart, effect.charge_bytes, effect.repeat,
-            np.frombuffer(inner, np.uint8),
+            source, target, depart, nbytes, effect.repeat, np.frombuffer(inner, np.uint8),
+            way.begin_ns,
         )  # fmt: skip
         data = encode_frame(self._envelope(name, actor, depart), frame)
-        shard = effect.target % self.options.shards
-        for target in self._router.match(subjects.fabric(shard)):
-            self._push(depart, target, data)
+        for target_actor in self._router.match(subjects.fabric(way.shard)):
+            self._push(way.at_ns, target_actor, data)
 
     def _deliver(self, name: str, actor: _Actor, effect: Deliver) -> None:
         data = encode_frame(self._envelope(name, actor, effect.at_ns), effect.message)

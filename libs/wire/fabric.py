@@ -1,4 +1,8 @@
-"""The envelope of the UB plane: frames handed to the fabric emulator, and delivered by it."""
+"""The envelope of the interconnect: frames handed to the fabric emulator, and delivered by it.
+
+any die --UbFrame--> shard of the emulator --UbDelivery--> owner of the target die
+whoever tests --FaultArm, FaultHeal--> shard --FaultState--> back
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,9 @@ from libs.wire.registry import Limit, message
 class UbFrame:
     """A frame at its departure; `payload` is the encoded inner frame, `[nbytes]` uint8.
 
-    `charge_bytes` and `repeat` are what the frame costs on the emulated timeline.
+    `depart_ns` is when it was ready, `begin_ns` when its egress link took it (-1: that link is not
+    the sender's to reserve). `charge_bytes` and `repeat` are what it costs on the emulated
+    timeline; `plane` is empty for the one that connects the two dies anyway.
     """
 
     source: int
@@ -23,6 +29,8 @@ class UbFrame:
     charge_bytes: int
     repeat: int
     payload: np.ndarray
+    begin_ns: int = -1
+    plane: str = ""
 
 
 @message("ub_delivery", limit=Limit.BULK)
@@ -34,3 +42,48 @@ class UbDelivery:
     target: int
     deliver_ns: int
     payload: np.ndarray
+
+
+@message("fault_arm")
+@dataclass(frozen=True, slots=True)
+class FaultArm:
+    """Arm a fault of class `kind`, or replace the armed one of the same id.
+
+    The scope is that of `libs.fabric.faults.scope`; `duration_ns` 0 lasts until healed.
+    """
+
+    fault_id: str
+    kind: str
+    probability: float
+    seed: int
+    parameters: tuple[tuple[str, int], ...] = ()
+    scope: str = "everything"
+    numbers: tuple[int, ...] = ()
+    plane: str = ""
+    direction: str = "both"
+    start_ns: int = 0
+    duration_ns: int = 0
+
+
+@message("fault_heal")
+@dataclass(frozen=True, slots=True)
+class FaultHeal:
+    """Disarm a fault; an unknown id is fine."""
+
+    fault_id: str
+
+
+@message("fault_state")
+@dataclass(frozen=True, slots=True)
+class FaultState:
+    """The answer to both: whether it is armed now, and what it has done (the witness).
+
+    `seen` counts frames in scope, `touched` those it changed, delayed, repeated or lost; `problem`
+    says why it could not be armed.
+    """
+
+    fault_id: str
+    armed: bool
+    seen: int
+    touched: int
+    problem: str = ""

@@ -21,39 +21,52 @@ from services.cli.options import Json, TopologyOption
 
 def verify(
     requests: Annotated[int, typer.Option(min=1, max=100_000, help="How many requests.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of workload and simulation.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of workload, simulation and faults.")] = 1,
     host: Annotated[str, typer.Option(help="sim: one process; pod: the running pod.")] = "sim",
     topology: TopologyOption = "mini",
+    faults: Annotated[str, typer.Option(help="Fault class on every link: jitter, flap, ...")] = "",
+    rate: Annotated[float, typer.Option(help="Probability of that fault.")] = 0.05,
     as_json: Json = False,
 ) -> None:
     """Send random requests and compare every token with the monolithic reference."""
-    from libs.model.resources import ModelResources
-    from services.cli.verify_pod import verify_pod
-    from services.superpod.verify import verify_sim
-
     with reporting(as_json), Bars() as bars:
         match host:
             case "sim":
-                pod = load_topology(topology)
-                model = ModelResources(pod.model.checkpoint, pod.model.engine)
-                report = verify_sim(pod, model, requests=requests, seed=seed, progress=bars.update)
+                report = _verify_sim(requests, seed, topology, (faults, rate), bars)
             case "pod":
-                state = running_pod()
-                pod = load_topology(state.topology)
-                model = ModelResources(pod.model.checkpoint, pod.model.engine)
-                report = asyncio.run(
-                    verify_pod(
-                        state.base_url,
-                        model,
-                        requests=requests,
-                        seed=seed,
-                        pace=state.pace,
-                        progress=bars.update,
-                    )
-                )
+                report = _verify_pod(requests, seed, (faults, rate), bars)
             case _:
                 raise BadInput(f"--host must be sim or pod, not {host!r}", field="host")
     _show_verdict(report, as_json)
+
+
+def _verify_sim(
+    requests: int, seed: int, topology: str, faults: tuple[str, float], bars: Bars
+) -> dict[str, Any]:
+    from libs.fabric.faults.active import fault_named
+    from libs.model.resources import ModelResources
+    from services.superpod.verify import verify_sim
+
+    pod = load_topology(topology)
+    kind, rate = faults
+    rules = [fault_named(kind, rate, seed)] if kind else []
+    model = ModelResources(pod.model.checkpoint, pod.model.engine)
+    return verify_sim(pod, model, requests=requests, seed=seed, faults=rules, progress=bars.update)
+
+
+def _verify_pod(requests: int, seed: int, faults: tuple[str, float], bars: Bars) -> dict[str, Any]:
+    from libs.model.resources import ModelResources
+    from libs.wire.fabric import FaultArm
+    from services.cli.verify_pod import verify_pod
+
+    state = running_pod()
+    pod = load_topology(state.topology)
+    kind, rate = faults
+    arms = [FaultArm(f"all-{kind}", kind, rate, seed)] if kind else []
+    model = ModelResources(pod.model.checkpoint, pod.model.engine)
+    return asyncio.run(
+        verify_pod(state, model, requests=requests, seed=seed, faults=arms, progress=bars.update)
+    )
 
 
 def _show_verdict(report: dict[str, Any], as_json: bool) -> None:

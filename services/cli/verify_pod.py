@@ -8,7 +8,7 @@ index, so that a lost or doubled token cannot hide behind equal text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,10 +18,13 @@ from libs.errors import OperatingError
 from libs.model.output_parser import ToolCallPiece
 from libs.model.reference import Reference
 from libs.model.resources import ModelResources
+from libs.wire.fabric import FaultArm
 from libs.workload.expected import expected_answer
 from libs.workload.requests import ClientRequest, make_workload, spec_of
 from libs.workload.verdict import Seen, Verdict
 from services.cli.client import PodClient
+from services.cli.pod_faults import armed
+from services.pod.state import PodState
 
 #: How long blocks may still be held after the last client has gone, in real seconds.
 SETTLE_S = 10.0
@@ -30,27 +33,28 @@ Progress = Callable[[str, int, int], None]
 
 
 async def verify_pod(
-    base_url: str,
+    state: PodState,
     model: ModelResources,
     *,
     requests: int,
     seed: int,
-    pace: float,
+    faults: Sequence[FaultArm] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run and judge; the result is ready for `--json`."""
+    """Run and judge; the result is ready for `--json`. `faults` are armed meanwhile."""
     workload = make_workload(seed, requests)
     tell = progress or (lambda _what, _done, _total: None)
     seen: dict[int, Seen] = {}
     started_s = monotonic_s()
 
     async def one(client: PodClient, request: ClientRequest) -> None:
-        await asyncio.sleep(units.to_s(request.arrive_ns) * pace)
+        await asyncio.sleep(units.to_s(request.arrive_ns) * state.pace)
         seen[request.index] = await _ask(client, model.name, request)
         tell("pod", len(seen), requests)
 
-    async with PodClient(base_url) as client:
-        await asyncio.gather(*(one(client, request) for request in workload))
+    async with PodClient(state.base_url) as client:
+        async with armed(state, faults) as done:
+            await asyncio.gather(*(one(client, request) for request in workload))
         duration_s = monotonic_s() - started_s
         held = await _blocks_held(client)
     verdict = Verdict()
@@ -66,6 +70,7 @@ async def verify_pod(
         "ok": verdict.ok and held == 0,
         **asdict(verdict),
         "kv_blocks_held": held,
+        "faults": done,
         "wall_s": round(duration_s, 3),
     }
 

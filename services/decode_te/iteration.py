@@ -190,7 +190,9 @@ class IterationLoop:
         if iteration.resends >= RESENDS_MAX:
             return self._give_up("peer_lost", f"expert dies {list(missing)} do not answer", at_ns)
         iteration.resends += 1
-        resend = [self._transmit(self._sent[die], iteration.asked_at_ns) for die in missing]
+        # A new departure: the fabric may have been silent for everything that left with the first.
+        depart_ns = max(at_ns, iteration.asked_at_ns)
+        resend = [self._transmit(self._sent[die], depart_ns) for die in missing]
         return [
             *resend,
             SetTimer(ITERATION_TIMER, EXPERT_DEADLINE_NS),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from libs import units
 from libs.config.topology import Topology
+from libs.fabric.faults.active import FaultRule
 from libs.model.reference import Reference
 from libs.model.resources import ModelResources
 from libs.runtime.sim_host import SimHost
@@ -17,6 +18,7 @@ from libs.wire.tokens import Chunk
 from libs.workload.expected import expected_answer
 from libs.workload.requests import ClientRequest, make_workload, spec_of
 from libs.workload.verdict import Seen, Verdict
+from services.fabric_emulator.core import FabricEmulatorCore
 from services.gateway.core import ClientGone, ClientSubmit, Failure
 from services.superpod.wiring import simulate_pod
 
@@ -68,10 +70,15 @@ def verify_sim(
     *,
     requests: int,
     seed: int,
+    faults: Sequence[FaultRule] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run and judge; the result is ready for `--json`."""
-    host = simulate_pod(topology, model, seed=seed)
+    """Run and judge; the result is ready for `--json`.
+
+    With `faults` on the fabric every token still has to equal the reference; `faults` in the result
+    is what they did, the proof that they were there.
+    """
+    host = simulate_pod(topology, model, seed=seed, faults=faults)
     clients = _submit_all(host, model, make_workload(seed, requests), seed)
     tell = progress or (lambda _what, _done, _total: None)
 
@@ -92,6 +99,7 @@ def verify_sim(
         "ok": verdict.ok and kv_blocks_held(host) == 0,
         **asdict(verdict),
         "kv_blocks_held": kv_blocks_held(host),
+        "faults": faults_done(host),
         "emulated_s": round(units.to_s(host.now_ns - SETTLE_NS), 3),
         "events": host.events,
         "trace_hash": host.trace_hash,
@@ -130,6 +138,18 @@ def kv_blocks_held(host: SimHost) -> int:
             kv: KvCounts = counts()
             held += kv.total - kv.free
     return held
+
+
+def faults_done(host: SimHost) -> dict[str, dict[str, int]]:
+    """How many frames each armed fault has seen and touched, over all shards."""
+    done: dict[str, dict[str, int]] = {}
+    for core in host.cores():
+        if isinstance(core, FabricEmulatorCore):
+            for armed in core.faults.armed():
+                counts = done.setdefault(armed.rule.fault_id, {"seen": 0, "touched": 0})
+                counts["seen"] += armed.seen
+                counts["touched"] += armed.touched
+    return done
 
 
 def _tpot_ms(clients: dict[str, _Client]) -> float:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from libs.config.plan import plan_pod
 from libs.config.topology import Topology
+from libs.fabric.faults.active import FaultRule
+from libs.fabric.superpod import superpod_of
 from libs.model.resources import ModelResources
 from libs.runtime.build import Builder, Built, ServiceContext
 from libs.runtime.sim_host import SimHost, SimOptions
@@ -11,6 +15,7 @@ from services.control_plane.shell import build as build_control_plane
 from services.decode_te.shell import build as build_decode_te
 from services.distflow.shell import build as build_distflow
 from services.expert_die.shell import build as build_expert_die
+from services.fabric_emulator.core import FabricEmulatorCore
 from services.fabric_emulator.shell import build as build_fabric_emulator
 from services.gateway.core import GatewayConfig, GatewayCore
 from services.job_executor.shell import build as build_job_executor
@@ -39,15 +44,28 @@ def build_gateway(context: ServiceContext) -> Built:
 
 
 def simulate_pod(
-    topology: Topology, model: ModelResources, *, seed: int = 0, validate: bool = True
+    topology: Topology,
+    model: ModelResources,
+    *,
+    seed: int = 0,
+    validate: bool = True,
+    faults: Sequence[FaultRule] = (),
 ) -> SimHost:
-    """A simulation with every actor of `topology`; the model is loaded once and shared."""
+    """A simulation with every actor of `topology`; the model is loaded once and shared.
+
+    `faults` are armed at every shard of the fabric from the start.
+    """
     model.engine()
     plan = plan_pod(topology)
-    options = SimOptions(seed=seed, validate=validate, shards=topology.fabric.shards)
+    options = SimOptions(
+        seed=seed, validate=validate, shards=topology.fabric.shards, pod=superpod_of(plan)
+    )
     host = SimHost(options)
     builders = {**SERVICE_BUILDERS, "gateway": build_gateway}
     for actor in plan.actors:
-        built = builders[actor.role](ServiceContext(plan, actor, model))
+        built = builders[actor.role](ServiceContext(plan, actor, model, validate))
+        if isinstance(built.core, FabricEmulatorCore):
+            for rule in faults:
+                built.core.faults.arm(rule)
         host.add(built.core, dies=actor.dies, executor=built.executor)
     return host

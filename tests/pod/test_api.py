@@ -13,6 +13,7 @@ import pytest
 
 from libs.model.reference import Reference
 from libs.model.resources import ModelResources
+from libs.wire.fabric import FaultArm
 from services.cli.chat import ChatAnswer, ChatQuestion, ask
 from services.cli.client import PodClient
 from services.cli.demo import reference_tokens
@@ -167,11 +168,22 @@ async def test_a_client_that_leaves_before_its_answer_frees_its_blocks(pod: PodS
 
 
 async def test_random_requests_equal_the_reference(pod: PodState, model: ModelResources) -> None:
-    report = await verify_pod(pod.base_url, model, requests=20, seed=1, pace=pod.pace)
+    report = await verify_pod(pod, model, requests=20, seed=1)
     assert report["examples"] == []
     assert report["ok"]
     assert report["completed"] + report["cancelled"] == 20
     assert report["kv_blocks_held"] == 0
+
+
+@pytest.mark.parametrize("kind", ["corruption", "duplicate"])
+async def test_tokens_are_right_while_frames_are_damaged_or_doubled(
+    pod: PodState, model: ModelResources, kind: str
+) -> None:
+    arm = FaultArm(f"all-{kind}", kind, 0.02, seed=3)
+    report = await verify_pod(pod, model, requests=6, seed=2, faults=[arm])
+    assert report["examples"] == []
+    assert report["ok"]
+    assert report["faults"][arm.fault_id]["touched"] > 0, "the fault was never there"
 
 
 async def test_every_planned_process_is_alive_and_measured(pod: PodState) -> None:

@@ -51,6 +51,11 @@ def test_two_decode_tes_and_two_fabric_shards(model: ModelResources) -> None:
     assert_clean(verify_sim(load_topology("small"), model, requests=12, seed=5), 12)
 
 
+def test_prefill_on_910b_servers_sends_its_kv_over_roce(model: ModelResources) -> None:
+    report = verify_sim(load_topology("hetero"), model, requests=10, seed=3)
+    assert_clean(report, 10)
+
+
 def test_requests_that_wait_for_kv_blocks_are_still_right(model: ModelResources) -> None:
     topology = parse_topology(TIGHT, source="tight")
     assert_clean(verify_sim(topology, model, requests=12, seed=2), 12)

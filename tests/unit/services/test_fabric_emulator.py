@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.actor import Deliver, Record
+from libs.actor import Deliver, Record, Reply
 from libs.fabric.params import UB
 from libs.units import transfer_ns
-from libs.wire.fabric import UbFrame
+from libs.wire.fabric import FaultArm, FaultHeal, FaultState, UbFrame
 from libs.wire.request import Cancel
 from services.fabric_emulator.core import FabricEmulatorCore
 from tests.support.bench import Bench
@@ -110,3 +110,39 @@ def test_nothing_is_faster_than_its_links_and_no_link_carries_more_than_its_band
 
 def test_an_unexpected_message_is_recorded(bench: Bench) -> None:
     assert bench.take(Cancel("r1", "lost")).one(Record).fields == {"kind": "Cancel"}
+
+
+# ---------------------------------------------------------------- commands
+
+
+def arm(kind: str = "one_way_loss", **other: object) -> FaultArm:
+    return FaultArm("f", kind, 1.0, 0, **other)  # type: ignore[arg-type]
+
+
+def test_a_fault_is_armed_witnessed_and_healed(bench: Bench) -> None:
+    assert bench.take(arm(), reply_to="_INBOX.1").one(Reply).message == FaultState("f", True, 0, 0)
+    assert not bench.take(frame()).has(Deliver)
+    healed = bench.take(FaultHeal("f"), reply_to="_INBOX.1").one(Reply).message
+    assert healed == FaultState("f", False, seen=1, touched=1)
+    assert bench.take(frame()).has(Deliver)
+
+
+def test_a_bad_fault_is_answered_with_the_problem(bench: Bench) -> None:
+    state = bench.take(arm("moon"), reply_to="_INBOX.1").one(Reply).message
+    assert not state.armed
+    assert "unknown fault class" in state.problem
+    assert bench.take(frame()).has(Deliver)
+
+
+def test_a_doubled_frame_is_delivered_twice(bench: Bench) -> None:
+    bench.take(arm("duplicate"))
+    assert len(bench.take(frame()).all(Deliver)) == 2
+
+
+def test_an_egress_that_the_sender_reserved_is_not_charged_again() -> None:
+    core = FabricEmulatorCore("fabric_emulator.0", num_dies=4, check=True)
+    bench = Bench(core)
+    begun = UbFrame(0, 1, 0, KB196, 1, PAYLOAD, begin_ns=7_000)
+    assert bench.take(begun).one(Deliver).at_ns == 7_000 + 1_000 + UB.ub_latency_ns
+    uses = {(use.direction, use.link): use.busy_ns for use in core.link_use(0, 1 << 40)}
+    assert uses == {("ingress", 1): 1_000}

@@ -1,0 +1,1 @@
+"""What can go wrong with a link, one class per file; `catalogue` names them, `active` runs them."""

@@ -1,0 +1,39 @@
+"""Bandwidth cap: a pair's frames queue at a narrow place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from libs.fabric.faults.delivery import Delivery
+from libs.fabric.faults.draw import Draw
+from libs.fabric.timeline import Timeline
+from libs.units import transfer_ns
+
+
+@dataclass(frozen=True, slots=True)
+class BandwidthCap:
+    """A link that lost lanes: every ordered pair in scope has a bottleneck of its own.
+
+    Frames wait in it for each other, which a longer latency would not make them do. The bottleneck
+    is per pair, so that it stays with the shard which serves the target.
+    """
+
+    KIND: ClassVar[str] = "bandwidth_cap"
+
+    #: The default is the smallest share of a die's UB bandwidth that is worth a name (assumed):
+    #: about 1/20, as if nearly all of its lanes had failed.
+    bytes_per_s: int = 10_000_000_000
+    lines: defaultdict[tuple[str, int, int], Timeline] = field(
+        default_factory=lambda: defaultdict(Timeline), init=False, repr=False, compare=False
+    )
+
+    def apply(self, delivery: Delivery, draw: Draw) -> list[Delivery]:
+        """The frame, behind those before it and no sooner than the narrow place lets it through."""
+        if not draw.hit():
+            return [delivery]
+        occupied = transfer_ns(delivery.nbytes, self.bytes_per_s)
+        line = self.lines[delivery.plane, delivery.source, delivery.target]
+        passed_ns = line.reserve(delivery.begin_ns, occupied) + occupied
+        return [replace(delivery, deliver_ns=max(delivery.deliver_ns, passed_ns))]
