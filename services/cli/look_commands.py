@@ -24,20 +24,30 @@ def verify(
     seed: Annotated[int, typer.Option(help="Seed of workload, simulation and faults.")] = 1,
     host: Annotated[str, typer.Option(help="sim: one process; pod: the running pod.")] = "sim",
     topology: TopologyOption = "mini",
-    faults: Annotated[str, typer.Option(help="Fault class on every link: jitter, flap, ...")] = "",
-    rate: Annotated[float, typer.Option(help="Probability of that fault.")] = 0.05,
+    faults: Annotated[
+        str, typer.Option(help="Fault class on every link and its probability: jitter=0.05.")
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Send random requests and compare every token with the monolithic reference."""
     with reporting(as_json), Bars() as bars:
         match host:
             case "sim":
-                report = _verify_sim(requests, seed, topology, (faults, rate), bars)
+                report = _verify_sim(requests, seed, topology, _fault_asked(faults), bars)
             case "pod":
-                report = _verify_pod(requests, seed, (faults, rate), bars)
+                report = _verify_pod(requests, seed, _fault_asked(faults), bars)
             case _:
                 raise BadInput(f"--host must be sim or pod, not {host!r}", field="host")
     _show_verdict(report, as_json)
+
+
+def _fault_asked(text: str) -> tuple[str, float]:
+    """`corruption=0.1` as a class and a probability; a class alone means 5 %."""
+    kind, _, rate = text.partition("=")
+    try:
+        return kind, float(rate or 0.05)
+    except ValueError:
+        raise BadInput(f"--faults must be CLASS=PROBABILITY, not {text!r}", field="faults") from None
 
 
 def _verify_sim(
