@@ -10,11 +10,13 @@ saves that copy, and holds the slots for as long as the handler runs.
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 
 from libs.carrier.api import CarrierStatistics
 from libs.carrier.ring import Piece, RingReader, checksum_holds
-from libs.errors import LocalProtocolError, RemoteProtocolError
+from libs.errors import RemoteProtocolError
 
 #: Looks at a published piece without seeing it, before the ring counts as broken. Assumed: far more
 #: than the nanoseconds that any machine takes to make stores visible.
@@ -30,11 +32,12 @@ class FrameReader:
         self._lend = lend
         self._frame = 0  # the last frame of which a piece was taken
         self._offset = 0  # how much of it was taken; 0 between frames
+        self._total = 0  # its size, as its first piece said
         self._buffer: memoryview | None = None
         self._corrupt = False
         self._looks = 0  # in a row at a piece that is published and not visible
         self._seen = 0  # pieces of the next frame that were found published, when lending
-        self._lent: tuple[memoryview, int] | None = None
+        self._lent: tuple[weakref.ref[np.ndarray], int] | None = None
 
     @property
     def unfinished(self) -> bool:
@@ -73,18 +76,17 @@ class FrameReader:
             if frame is not None:
                 return frame
 
-    def release(self) -> None:
-        """The handler is done with what `next` returned."""
+    def release(self) -> bool:
+        """The handler is done with what `next` returned, and the caller has forgotten it too.
+
+        False when somebody still holds a view of a frame that was only lent.
+        """
         if self._lent is None:
-            return
-        view, pieces = self._lent
+            return True
+        owner, pieces = self._lent
         self._lent = None
         self.ring.take(pieces)
-        try:
-            view.release()
-        except BufferError as error:
-            message = "a handler kept a view of a frame that was lent to it; copy, or do not lend"
-            raise LocalProtocolError(message) from error
+        return owner() is None
 
     # ------------------------------------------------------------ pieces
 
@@ -95,14 +97,17 @@ class FrameReader:
             raise RemoteProtocolError("a published piece never appeared", reason="broken_ring")
 
     def _check_order(self, piece: Piece) -> None:
-        expected = (self._frame, self._offset) if self._offset else (self._frame + 1, 0)
-        if (piece.frame, piece.offset) != expected:
+        expected = (self._frame + 1, 0, piece.total)
+        if self._offset:
+            expected = (self._frame, self._offset, self._total)
+        if (piece.frame, piece.offset, piece.total) != expected:
             raise RemoteProtocolError(f"{piece} instead of {expected}", reason="broken_ring")
 
     def _taken(self, piece: Piece) -> bool:
         """Move on behind `piece`; whether it was the last of its frame."""
         self.ring.take()
         self._frame = piece.frame
+        self._total = piece.total
         self._offset = piece.offset + piece.size
         last = self._offset == piece.total
         if last:
@@ -159,19 +164,20 @@ class FrameReader:
                 self._look(self.ring.published > self._seen)
                 return False
             offset = self._seen * self.ring.layout.slot_bytes
-            place = (piece.frame, piece.offset, piece.slot)
-            if place != (first.frame, offset, first.slot + self._seen):
+            place = (piece.frame, piece.total, piece.offset, piece.slot)
+            if place != (first.frame, first.total, offset, first.slot + self._seen):
                 raise RemoteProtocolError(f"{piece} is no part of {first}", reason="broken_ring")
             self._seen += 1
         return True
 
     def _borrow(self, first: Piece) -> memoryview | None:
         pieces, self._seen = self._seen, 0
-        frame = self.ring.view(first, first.total).toreadonly()
         self._frame = first.frame
         if self._holds(pieces):
-            self._lent = (frame, pieces)
-            return frame
+            # All views of a frame keep this array alive, so its death says that none is left.
+            owner = np.asarray(self.ring.view(first, first.total))
+            self._lent = (weakref.ref(owner), pieces)
+            return owner.data.toreadonly()
         self._counters.corrupt += 1
         self.ring.take(pieces)
         return None

@@ -14,7 +14,7 @@ from libs.carrier.api import CarrierStatistics, FrameHandler
 from libs.carrier.frames import FrameReader
 from libs.carrier.ring import RingReader, read_identity
 from libs.carrier.segment import DiePage, Segment, ShmPlan, ring_path
-from libs.errors import RemoteProtocolError
+from libs.errors import LocalProtocolError, RemoteProtocolError
 
 #: Frames of one ring before the others have their turn; assumed, a few hundred microseconds.
 BURST = 32
@@ -112,8 +112,11 @@ class Inbound:
                 handler(number, frame)
             finally:
                 del frame
-                if source.reader is reader:
-                    reader.release()
+                returned = source.reader is not reader or reader.release()
+            if not returned:
+                raise LocalProtocolError(
+                    "a handler kept a view of a frame that was lent to it; copy, or do not lend"
+                )
         return True
 
     # ------------------------------------------------------------ rings come and go

@@ -47,7 +47,8 @@ def _fault_asked(text: str) -> tuple[str, float]:
     try:
         return kind, float(rate or 0.05)
     except ValueError:
-        raise BadInput(f"--faults must be CLASS=PROBABILITY, not {text!r}", field="faults") from None
+        message = f"--faults must be CLASS=PROBABILITY, not {text!r}"
+        raise BadInput(message, field="faults") from None
 
 
 def _verify_sim(
