@@ -33,6 +33,7 @@ from libs.wire.transfer import (
 from services.decode_te.group import KV_TIMER, DecodeGroup
 from services.decode_te.iteration import IterationLoop
 from services.decode_te.jobs import ImportKv
+from services.decode_te.patience import wait_ns
 from services.decode_te.state import DecodeRequest, Stage
 
 #: How long to wait for KV blocks before asking for the missing ones, and how often to ask.
@@ -149,7 +150,7 @@ class Admission:
         again = BlocksMissing(manifest.transfer_id, request.generation, missing)
         return [
             Send(subjects.inbox(manifest.source_dp), again, at_ns),
-            SetTimer(KV_TIMER + request_id, KV_PATIENCE_NS),
+            SetTimer(KV_TIMER + request_id, wait_ns(KV_PATIENCE_NS, request.asked_again)),
             Record("kv_overdue", {"request_id": request_id, "missing": len(missing)}),
         ]
 

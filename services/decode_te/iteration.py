@@ -31,6 +31,7 @@ from services.decode_te.jobs import (
     ResumeIteration,
     Routed,
 )
+from services.decode_te.patience import wait_ns
 from services.decode_te.state import DecodeRequest, Iteration, Phase, Stage
 
 ITERATION_TIMER = "iteration"
@@ -195,7 +196,7 @@ class IterationLoop:
         resend = [self._transmit(self._sent[die], depart_ns) for die in missing]
         return [
             *resend,
-            SetTimer(ITERATION_TIMER, EXPERT_DEADLINE_NS),
+            SetTimer(ITERATION_TIMER, wait_ns(EXPERT_DEADLINE_NS, iteration.resends)),
             Record("experts_overdue", {"dies": list(missing), "layer": iteration.layer}),
         ]
 

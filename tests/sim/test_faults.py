@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from libs import units
 from libs.config.topology import load_topology
-from libs.fabric.faults.active import fault_named
+from libs.fabric.faults.active import EVERYWHERE, FaultRule, fault_named
 from libs.fabric.faults.catalogue import CLASSES
+from libs.fabric.faults.flap import Flap
 from libs.model.resources import ModelResources
 from services.superpod.verify import verify_sim
 
@@ -29,6 +31,16 @@ def test_tokens_equal_the_reference_under_a_fault_at_5_percent(
     assert report["examples"] == []
     assert report["ok"]
     assert report["faults"][rule.fault_id]["touched"] > 0, "the fault was never there"
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_loose_contact_does_not_meet_every_repetition(model: ModelResources, seed: int) -> None:
+    """Down in every period without exception, and the period divides every deadline."""
+    flap = Flap(period_ns=units.ms(10), down_ns=units.us(500))
+    rule = FaultRule("loose", flap, EVERYWHERE, 1.0, seed=seed)
+    report = verify_sim(load_topology("mini"), model, requests=10, seed=seed, faults=[rule])
+    assert report["ok"], report["examples"]
+    assert report["faults"]["loose"]["touched"] > 0
 
 
 def test_a_fault_is_part_of_the_history(model: ModelResources) -> None:

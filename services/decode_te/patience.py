@@ -1,0 +1,19 @@
+"""How long to wait before asking again: a little longer each time.
+
+A fault with a period (a loose contact, a neighbour's burst) would meet every repetition of an even
+rhythm. Both loops of a decode DP group ask through this: rows to experts, KV blocks from a source.
+"""
+
+from __future__ import annotations
+
+from libs import units
+
+#: Assumed; the sums 1, 3, 6, 10, ... times this fall on different phases of any common period.
+SPREAD_NS = units.us(3_700)
+
+
+def wait_ns(first_ns: int, repetitions: int) -> int:
+    """The wait after so many repetitions, `first_ns` before the first one."""
+    assert first_ns > 0, first_ns
+    assert repetitions >= 0, repetitions
+    return first_ns + repetitions * SPREAD_NS
