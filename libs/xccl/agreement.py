@@ -2,8 +2,8 @@
 
 A **world** is the ranks that take part in collectives, under a version. A rank that has waited in
 vain accuses those it misses. From then on it is frozen: no collective of this world makes progress
-at a rank that has promised anything. One coordinator (the lowest rank that suspects nobody lower)
-gathers, then gets its verdict accepted:
+at a rank that has promised anything. One coordinator (the lowest rank that is not accused) is
+alarmed, gathers promises, and gets its verdict accepted:
 
     Prepare ->  Promise(suspects, completed)      from all who live; the silent are dead
     Propose(verdict)  ->  Accepted                by a quorum of the old world
@@ -115,7 +115,33 @@ class Decided:
     verdict: Verdict
 
 
-AgreementMessage = Prepare | Promise | Propose | Accepted | Decided
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """Somebody is missing here; the receiver should coordinate unless somebody does."""
+
+    world: int
+
+
+AgreementMessage = Alarm | Prepare | Promise | Propose | Accepted | Decided
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Your field of this event is missing here."""
+
+    world: int
+    event_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """I am alive and have not entered this event yet."""
+
+    world: int
+    event_id: int
+
+
+RankMessage = Ask | Late | AgreementMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +149,7 @@ class Tell:
     """An effect: a small message to another rank, over memory or any slower path."""
 
     target: int
-    message: object
+    message: RankMessage
 
 
 class Agreement:
@@ -169,10 +195,10 @@ class Agreement:
         """Freeze, with the ranks that were waited for in vain; the lowest rank left coordinates."""
         self._freeze(completed)
         self._suspects = tuple(sorted({*self._suspects, *suspects}))
-        lower = [rank for rank in self.world.ranks if rank < self.rank]
-        if all(rank in self._suspects for rank in lower) and self._mine is None:
-            return self._start()
-        return []
+        lowest = next((r for r in self.world.ranks if r not in self._suspects), self.rank)
+        if lowest != self.rank:
+            return [Tell(lowest, Alarm(self.world.version))]
+        return self._start() if self._mine is None else []
 
     def overdue(self) -> list[Tell]:
         """The patience is over: nudge the silent, judge them, or begin another ballot."""
@@ -200,6 +226,9 @@ class Agreement:
         if self.verdict is not None:
             return [Tell(sender, Decided(self.world.version, self.verdict))]
         match message:
+            case Alarm():
+                self._freeze(completed)
+                return self._start() if self._promised == NO_BALLOT else []
             case Prepare(ballot=ballot):
                 return self._promise(ballot, sender, completed)
             case Promise():
@@ -225,13 +254,9 @@ class Agreement:
         return [Tell(sender, self._own_promise(ballot))]
 
     def _own_promise(self, ballot: Ballot) -> Promise:
-        return Promise(
-            self.world.version, ballot, self._suspects, self._completed, self._accepted
-        )
+        return Promise(self.world.version, ballot, self._suspects, self._completed, self._accepted)
 
-    def _accept(
-        self, ballot: Ballot, verdict: Verdict, sender: int, completed: int
-    ) -> list[Tell]:
+    def _accept(self, ballot: Ballot, verdict: Verdict, sender: int, completed: int) -> list[Tell]:
         self._freeze(completed)
         if ballot < self._promised:
             return []

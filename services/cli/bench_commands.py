@@ -31,3 +31,19 @@ def pace(
         else:
             seen, charged = report["client_tpot_ms"], report["emulated_tpot_ms"]
             out.print(f"client {seen} ms, emulated {charged} ms per token, ratio {report['ratio']}")
+
+
+@bench_app.command("xccl")
+def xccl(
+    part: Annotated[str, typer.Argument(help="p2p (Fig. 5) or collectives (Fig. 6, A2E, E2A).")],
+    as_json: Json = False,
+) -> None:
+    """Latencies of XCCL over the emulated fabric in virtual time, beside the published ones."""
+    from services.cli.bench_xccl import bench_xccl, show
+
+    with reporting(as_json):
+        report = bench_xccl(part)
+        if as_json:
+            print_json(report)
+        else:
+            show(report)

@@ -26,10 +26,12 @@ def test_uniform_routing_sends_a_row_once_per_rank() -> None:
 
 
 def test_a_collective_costs_what_the_slowest_rank_waits_for() -> None:
-    """Rank 0 reads 100 rows from rank 1 and 50 from 2: field, read, 150 x 1,370 B at 137 GB/s."""
+    """Rank 0 reads 100 rows from rank 1 and 50 from 2: 3 crossings, 150 x 1,370 B at 137 GB/s."""
     counts: bench.Counts = {0: {}, 1: {0: 100}, 2: {0: 50}}
     took_us = bench.collective_us(counts, start_ns=units.us(10), row_bytes=1_370)
-    assert took_us == pytest.approx(10 + 2 * units.to_us(cost.A2A.latency_ns) + 1.5, abs=0.01)
+    assert took_us == pytest.approx(
+        10 + cost.CROSSINGS * units.to_us(cost.A2A.latency_ns) + 1.5, abs=0.01
+    )
 
 
 def test_crossing_points_are_read_off_the_grid() -> None:

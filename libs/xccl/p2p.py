@@ -1,0 +1,343 @@
+"""The words of send and receive: what the machines are told, and what they ask for (P036).
+
+    step  sender                                     receiver
+    1     `Load`         application -> half buffer   5  `start`, reads its metadata
+    2     `RemoteWrite`  half buffer -> slot          6  `LocalCopy`   slot -> application
+    3     `Fence`, then `RemoteWrite` of the tail     7  `Fence`, then `RemoteWrite` of the ACK
+    4     `Wait` for the ACK                             `Complete`
+    8     `Complete`
+
+`libs.xccl.send` and `libs.xccl.receive` hold the machines, `libs.xccl.endpoint` one die with all
+its pairs. Whoever hosts them carries the requests out and answers:
+
+    Load         read the range; answer `Loaded`
+    RemoteWrite  pass it to the fabric; no answer. It may be lost, doubled, late or out of order
+    Fence        answer `Fenced` once no earlier write of the lane can land after a later one
+    LocalCopy    `DieMemory` moves the bytes (`Endpoint.copy`); answer `Copied`
+    Wait         answer `WaitOver` after the delay. `polling` says whether the cores spin
+                 meanwhile (synchronous) or sleep until they are woken (asynchronous)
+
+Requests are numbered by lane, position and attempt, so an answer that comes after the machine has
+moved on is recognised and ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from libs import units
+from libs.errors import BadInput, DeadlineExceeded, OperatingError, PeerLost, TransferFailed
+from libs.xccl.memory import Area, Destination, PairEpoch
+from libs.xccl.paths import Path
+from libs.xccl.ring import BLOCK_BYTES
+
+#: `MetadataField.tail` of a message that its writer gave up.
+ABORTED = (1 << 64) - 1
+#: A share below this is not worth a further lane, nor its two more fields to write (assumed).
+LANE_BYTES_MIN = 16 * 1024
+#: Pieces of a lane's share: few enough not to drown in headers, many enough that filling and
+#: draining the pipeline is little of the whole (assumed); but none is smaller than that.
+LANE_CHUNKS = 16
+CHUNK_BYTES_MIN = 24 * 1024
+_NAMESPACE_SHIFT = 32
+
+
+class Role(StrEnum):
+    """Which end of an ordered pair a die is."""
+
+    SEND = "send"
+    RECEIVE = "receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One direction between this die and `peer`; it carries one message at a time."""
+
+    peer: int
+    role: Role
+
+
+class Step(StrEnum):
+    """Where a message was when it failed."""
+
+    OPEN = "open"
+    DATA = "data"
+    ACK = "ack"
+    TAIL = "tail"
+    CHECKSUM = "checksum"
+
+
+def event_id(namespace: int, number: int) -> int:
+    """The event of transfer `number` of one DistFlow instance: instances cannot collide."""
+    if not (0 <= namespace < 1 << 32 and 0 <= number < 1 << 32):
+        raise BadInput(f"event {number} of namespace {namespace} needs 32 bits each", field="event")
+    return namespace << _NAMESPACE_SHIFT | number
+
+
+def namespace_of(event: int) -> int:
+    """The DistFlow instance to which an event belongs."""
+    return event >> _NAMESPACE_SHIFT
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of every wait (assumed; a 9 MB send takes 136 us, a straggler of Fig. 20 3 ms)."""
+
+    wait_ns: int = units.ms(2)
+    #: Waits without any progress before the peer counts as lost. The receiver waits longer: its
+    #: sender may not have begun.
+    retransmits_max: int = 4
+    receive_waits_max: int = 64
+    #: Messages that may be queued on one flow.
+    outstanding_max: int = 64
+
+
+# ---------------------------------------------------------------- what callers ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a range of the application area. With `into` it goes straight to that destination of
+    the peer (zero-copy), without it through the managed ring and one copy at the receiver.
+    """
+
+    event: int
+    peer: int
+    offset: int
+    nbytes: int
+    aivs: int = 2
+    path: Path = Path.MTE
+    into: Destination | None = None
+    asynchronous: bool = False
+
+    @property
+    def flow(self) -> Flow:
+        """The flow that carries it."""
+        return Flow(self.peer, Role.SEND)
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Receive a message of exactly `nbytes`; `registered` when the peer writes it directly."""
+
+    event: int
+    peer: int
+    offset: int
+    nbytes: int
+    aivs: int = 2
+    registered: Destination | None = None
+    asynchronous: bool = False
+
+    @property
+    def flow(self) -> Flow:
+        """The flow that carries it."""
+        return Flow(self.peer, Role.RECEIVE)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What the receiving memory judges a write by.
+
+    `number` is the position of a chunk in its lane, or the generation of a destination.
+    """
+
+    epoch: PairEpoch
+    lane: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """MTE2: bring a chunk into one half of the unified buffer (`half` 0 or 1)."""
+
+    flow: Flow
+    lane: int
+    half: int
+    offset: int
+    nbytes: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteWrite:
+    """MTE3 or DMA: write `data` at `offset` of an area of die `target`.
+
+    Offsets into `Area.MANAGED` count from the start of the ring of this ordered pair; only the
+    receiver knows where that lies.
+    """
+
+    flow: Flow
+    target: int
+    area: Area
+    offset: int
+    data: bytes
+    tag: Tag
+    path: Path = Path.MTE
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Order every earlier write of the lane before every later one."""
+
+    flow: Flow
+    lane: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCopy:
+    """Copy a slot's payload to the application area, through both halves of the buffer."""
+
+    flow: Flow
+    lane: int
+    position: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Say `WaitOver(number)` after `delay_ns`."""
+
+    flow: Flow
+    number: int
+    delay_ns: int
+    step: Step
+    polling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The message is there, whole; a sender may reuse its source, a receiver read what it got."""
+
+    flow: Flow
+    event: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The message did not arrive, or, with `definite` False, its sender cannot know.
+
+    Nothing of it touches the application area from here on.
+    """
+
+    flow: Flow
+    event: int
+    step: Step
+    reason: str
+    definite: bool
+
+    @property
+    def peer(self) -> int:
+        """The other die."""
+        return self.flow.peer
+
+    def error(self) -> OperatingError:
+        """The failure as an exception, for callers that raise."""
+        kind: type[OperatingError]
+        match self.step:
+            case Step.CHECKSUM | Step.DATA:
+                kind = TransferFailed
+            case Step.ACK | Step.TAIL:
+                kind = DeadlineExceeded
+            case Step.OPEN:
+                kind = PeerLost
+            case _:
+                raise AssertionError(f"unknown step {self.step!r}")
+        text = f"{self.flow.role} with die {self.peer} failed at {self.step}: {self.reason}"
+        return kind(text, definite=self.definite)
+
+
+Effect = Load | RemoteWrite | Fence | LocalCopy | Wait | Complete | Failed
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The chunk of a `Load` is in its half."""
+
+    flow: Flow
+    lane: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A `Fence` holds."""
+
+    flow: Flow
+    lane: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A `LocalCopy` is done; `intact` is False when the slot was closed in the meantime."""
+
+    flow: Flow
+    lane: int
+    position: int
+    intact: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """A field of `lane` changed in the local metadata area."""
+
+    flow: Flow
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitOver:
+    """The delay of `Wait(number)` has passed."""
+
+    flow: Flow
+    number: int
+
+
+Event = Loaded | Fenced | Copied | Visible | WaitOver
+
+
+# ---------------------------------------------------------------- cutting a message
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`nbytes` at `offset` of the message."""
+
+    offset: int
+    nbytes: int
+
+
+def cut(nbytes: int, lanes_max: int, chunk_bytes_max: int) -> tuple[tuple[Chunk, ...], ...]:
+    """Divide a message among lanes, evenly, and each share into even chunks.
+
+    Chunks are small enough to keep loading, storing and copying at the same time, and lanes no more
+    than the message can keep busy. There is always at least one chunk, if need be an empty one.
+    """
+    assert chunk_bytes_max % BLOCK_BYTES == 0, chunk_bytes_max
+    lanes = max(1, min(lanes_max, nbytes // min(LANE_BYTES_MIN, chunk_bytes_max)))
+    piece = _blocks(-(-nbytes // (lanes * LANE_CHUNKS)))
+    wanted = min(chunk_bytes_max, max(CHUNK_BYTES_MIN, piece))
+    bounds = [nbytes * lane // lanes // BLOCK_BYTES * BLOCK_BYTES for lane in range(lanes)]
+    return tuple(_pieces(begin, end, wanted) for begin, end in pairwise((*bounds, nbytes)))
+
+
+def _pieces(begin: int, end: int, wanted: int) -> tuple[Chunk, ...]:
+    """A share in as few chunks of at most `wanted` bytes as possible, evenly, in whole blocks."""
+    share = end - begin
+    size = _blocks(-(-share // max(1, -(-share // wanted))))
+    starts = range(begin, end, size) if share else (begin,)
+    return tuple(Chunk(start, min(size, end - start)) for start in starts)
+
+
+def _blocks(nbytes: int) -> int:
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
