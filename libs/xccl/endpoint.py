@@ -247,7 +247,7 @@ class Endpoint:
             raise RemoteProtocolError("a chunk that fits no slot", reason="bad_offset")
         admission = ring.admits(tag.lane, tag.number)
         if admission is not Admission.OPEN:
-            return effects + self._refuse(admission)
+            return effects + self._refuse(admission.value)
         header = SlotHeader.unpack(memoryview(landing.data))
         try:
             namespace = namespace_of(header.field.event_id)

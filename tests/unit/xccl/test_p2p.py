@@ -312,6 +312,32 @@ def test_the_receive_ends_with_its_last_ack_whatever_other_fences_are_open() -> 
     assert isinstance(transfer.sent, Complete)
 
 
+def test_nothing_is_copied_twice_at_once_after_a_rejection() -> None:
+    world = World()
+    transfer = world.transfer(0, 1, 128, aivs=1)
+    while world.dies[0].answers:
+        world.answer(0)
+    while world.bag:
+        world.deliver(0)
+    receiver = world.dies[1]
+    assert [type(asked) for asked in receiver.answers] == [LocalCopy, LocalCopy]
+    ring = world.endpoint(1).memory.lane(0, 0)
+    assert ring is not None
+    ring[70] ^= 1
+    world._answer(1, receiver.answers.pop(0))  # the first is rejected, the second is under way
+    world.dies[1].waits.clear()
+    world.wait(0)
+    while world.dies[0].answers:
+        world.answer(0)
+    while world.bag:
+        world.deliver(0)
+    assert len(receiver.answers) == 1, "what was written again waits for the copy under way"
+    world._answer(1, receiver.answers.pop(0))
+    assert [type(asked) for asked in receiver.answers] == [LocalCopy, LocalCopy]
+    world.settle()
+    assert isinstance(transfer.received, Complete)
+
+
 # ---------------------------------------------------------------- bounded waits
 
 
