@@ -133,7 +133,10 @@ class Inbound:
             old.close()
         try:
             segment = Segment.open(ring_path(self._plan, number, self._die, generation))
-        except FileNotFoundError:  # already replaced: the announcement has changed, or will
+        except (FileNotFoundError, ValueError):  # replaced by now; one just created is empty
+            return False
+        if self._page.generation(number) != generation:  # the name may be the next one's already
+            segment.close()
             return False
         reader = self._reader(segment, number, generation)
         if reader is None:

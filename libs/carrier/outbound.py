@@ -90,8 +90,8 @@ class Outbound:
         limit = self._plan.layout.frame_bytes_max
         if nbytes > limit:
             raise CapacityExceeded(f"frame of {nbytes} bytes, the carrier takes at most {limit}")
-        writer = self._writer()
         self.flush(epoch)
+        writer = self._writer()  # after the flush, which opens a new ring for a new life
         if self._outbox or not writer.offer(parts, nbytes, epoch):
             self._wait(writer, parts, nbytes, epoch)
         self._counters.frames_sent += 1

@@ -36,6 +36,7 @@ class ShmCarrier:
         self.die = die
         self._plan = plan
         self._lend = lend
+        self._replaced = False
         self._counters = CarrierStatistics()
         self._handler: FrameHandler | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -70,10 +71,10 @@ class ShmCarrier:
 
     def send(self, target_die: int, frame: Frame) -> None:
         """Take one frame whole, or raise; see `Carrier.send`."""
+        if self._replaced or (self._inbound is not None and self._inbound.superseded):
+            raise StaleEpoch(f"another process serves die {self.die} by now")
         if self._pod is None or self._inbound is None:
             raise CarrierClosed(f"the carrier of die {self.die} is not open")
-        if self._inbound.superseded:
-            raise StaleEpoch(f"another process serves die {self.die} by now")
         parts = (frame,) if isinstance(frame, bytes | bytearray | memoryview) else frame
         nbytes = sum(memoryview(part).nbytes for part in parts)
         try:
@@ -103,6 +104,7 @@ class ShmCarrier:
             return
         if self._inbound.superseded:
             # The ring was for our successor, who listens to the same bell.
+            self._replaced = True
             self.close()
             doorbell.ring(self._plan.doorbells[self.die])
             return
