@@ -14,6 +14,7 @@ import asyncio
 import heapq
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,14 @@ from libs.clock.pod_clock import PodClock
 from libs.errors import InvariantError, LocalProtocolError, OperatingError, RemoteProtocolError
 from libs.fabric.link import SenderPort
 from libs.fabric.timeline import Timeline
+from libs.runtime.fabric_frames import arrived, departing
 from libs.runtime.options import HostOptions as HostOptions
 from libs.runtime.options import RecordSink as RecordSink
 from libs.runtime.stepper import Stepper
 from libs.wire import subjects
-from libs.wire.codec import decode_frame, encode_frame
+from libs.wire.codec import encode_frame
 from libs.wire.control import Refused
 from libs.wire.envelope import Envelope
-from libs.wire.fabric import UbDelivery, UbFrame
 from libs.wire.registry import Limit
 
 _LANES = {Limit.CONTROL: Lane.CONTROL, Limit.TOKEN: Lane.TOKEN, Limit.BULK: Lane.BULK}
@@ -138,11 +139,7 @@ class AsyncioHost:
 
     async def _on_bus(self, message: BusMessage) -> None:
         try:
-            envelope, body = decode_frame(message.data)
-            at_ns = envelope.at_ns
-            if isinstance(body, UbDelivery):
-                at_ns = body.deliver_ns
-                envelope, body = decode_frame(body.payload.data)
+            at_ns, envelope, body = arrived(message.data)
         except RemoteProtocolError as error:
             self.decode_errors += 1
             self._refuse(message, error)
@@ -212,11 +209,21 @@ class AsyncioHost:
         name, options = self.core.name, self.options
         return encode_frame(Envelope(name, options.incarnation, options.epoch, at_ns), message)
 
-    def _publish(self, subject: str, message: Any, at_ns: int) -> None:
+    def _publish(
+        self,
+        subject: str,
+        message: Any,
+        at_ns: int,
+        unreachable: Callable[[], None] | None = None,
+    ) -> None:
+        """Encode and send; with `unreachable` as a probe, which calls it when nobody listens."""
         lane = _LANES[type(message).LIMIT]
         data = self._encode(message, at_ns)
         try:
-            self.bus.publish(subject, data, lane=lane)
+            if unreachable is None:
+                self.bus.publish(subject, data, lane=lane)
+            else:
+                self.bus.probe(subject, data, unreachable, lane=lane)
         except OperatingError as error:
             self._lost(subject, error)
 
@@ -226,24 +233,15 @@ class AsyncioHost:
         self._record(Record("message_lost", {"subject": subject, "code": error.code}))
 
     def _send(self, effect: Send, at_ns: int) -> None:
-        if effect.probe:
-            lane = _LANES[type(effect.message).LIMIT]
-            data = self._encode(effect.message, at_ns)
-            try:
-                self.bus.probe(effect.subject, data, lambda: self._unreachable(effect), lane=lane)
-            except OperatingError as error:
-                self._lost(effect.subject, error)
-        else:
-            self._publish(effect.subject, effect.message, at_ns)
+        unreachable = partial(self._unreachable, effect) if effect.probe else None
+        self._publish(effect.subject, effect.message, at_ns, unreachable)
 
     def _unreachable(self, effect: Send) -> None:
         self.feed(Unreachable(self.clock.now_ns(), effect.subject, effect.message))
 
     def _transmit(self, effect: Transmit, depart: int) -> None:
         inner = np.frombuffer(self._encode(effect.message, depart), np.uint8)
-        source, target, nbytes = effect.source, effect.target, effect.charge_bytes
-        way = self._port.dispatch(source, target, depart, nbytes)
-        frame = UbFrame(source, target, depart, nbytes, effect.repeat, inner, way.begin_ns)
+        frame, way = departing(self._port, effect, depart, inner)
         self._publish(subjects.fabric(way.shard), frame, depart)
 
     def _set_timer(self, effect: SetTimer) -> None:

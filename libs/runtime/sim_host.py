@@ -47,12 +47,12 @@ from libs.fabric.link import SenderPort
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.superpod import WHOLE_SUPERPOD, SuperPod
 from libs.fabric.timeline import Timeline
+from libs.runtime.fabric_frames import arrived, departing
 from libs.runtime.stepper import Stepper
 from libs.runtime.story import summary_of
 from libs.wire import subjects
-from libs.wire.codec import decode_frame, encode_frame
+from libs.wire.codec import encode_frame
 from libs.wire.envelope import Envelope
-from libs.wire.fabric import UbDelivery, UbFrame
 
 STALL_NS = units.s(600)
 
@@ -198,9 +198,7 @@ class SimHost:
         """The message, or None for a frame that was damaged on its way: counted and dropped."""
         self._digest.update(data)
         try:
-            envelope, message = decode_frame(data)
-            if isinstance(message, UbDelivery):
-                envelope, message = decode_frame(message.payload.data)
+            _, envelope, message = arrived(data)
         except RemoteProtocolError as error:
             self.records.append((when_ns, name, Record("frame_refused", {"reason": error.reason})))
             return None
@@ -255,12 +253,7 @@ class SimHost:
     def _transmit(self, name: str, actor: _Actor, effect: Transmit, now: int) -> None:
         depart = now if effect.at_ns is None else effect.at_ns
         inner = encode_frame(self._envelope(name, actor, depart), effect.message)
-        source, target, nbytes = effect.source, effect.target, effect.charge_bytes
-        way = actor.port.dispatch(source, target, depart, nbytes)
-        frame = UbFrame(
-            source, target, depart, nbytes, effect.repeat, np.frombuffer(inner, np.uint8),
-            way.begin_ns,
-        )  # fmt: skip
+        frame, way = departing(actor.port, effect, depart, np.frombuffer(inner, np.uint8))
         data = encode_frame(self._envelope(name, actor, depart), frame)
         for target_actor in self._router.match(subjects.fabric(way.shard)):
             self._push(way.at_ns, target_actor, data)

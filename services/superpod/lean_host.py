@@ -18,6 +18,7 @@ from libs.actor import Core, Deliver, Effect, Received, Started, Transmit
 from libs.fabric.link import SenderPort
 from libs.fabric.params import FabricParams
 from libs.fabric.superpod import WHOLE_SUPERPOD
+from libs.runtime.fabric_frames import departing
 from libs.wire.fabric import UbDelivery, UbFrame
 
 _NO_PAYLOAD = np.zeros(0, np.uint8)
@@ -71,11 +72,9 @@ class LeanHost:
 
     def _transmit(self, effect: Transmit) -> None:
         """As `SimHost` does: the sender reserves its egress, and the shard gets the frame then."""
-        source, target, nbytes = effect.source, effect.target, effect.charge_bytes
         depart_ns = self.now_ns if effect.at_ns is None else effect.at_ns
-        way = self._ports[source].dispatch(source, target, depart_ns, nbytes)
-        frame = UbFrame(source, target, depart_ns, nbytes, effect.repeat, _NO_PAYLOAD, way.begin_ns)
-        self._push(way.at_ns, target, _Departing(frame, effect.message))
+        frame, way = departing(self._ports[effect.source], effect, depart_ns, _NO_PAYLOAD)
+        self._push(way.at_ns, effect.target, _Departing(frame, effect.message))
 
     def _stamp(self, effects: list[Effect], message: Any) -> None:
         for effect in effects:
