@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from libs.model.output_parser import ToolCallPiece
-from libs.workload.expected import Answer
+from libs.model.reference import Reference
+from libs.model.resources import ModelResources
+from libs.wire.request import RequestSpec
+from libs.workload.expected import Answer, expected_answer
+
+#: Called with what is being done, how many are done, and of how many.
+Progress = Callable[[str, int, int], None]
+
+
+def untold(_what: str, _done: int, _total: int) -> None:
+    """The progress that nobody wants to hear of."""
 
 
 @dataclass(slots=True)
@@ -102,6 +112,19 @@ class Verdict:
     def _example(self, text: str) -> None:
         if len(self.examples) < 10:
             self.examples.append(text)
+
+
+def judge(
+    answers: Iterable[tuple[str, RequestSpec, Seen]], model: ModelResources, tell: Progress
+) -> Verdict:
+    """Hold each `(name, spec, seen)` against what the reference answers."""
+    verdict = Verdict()
+    reference = Reference(model.engine())
+    answers = list(answers)
+    for name, spec, seen in answers:
+        verdict.add(name, seen, expected_answer(spec, reference, model.tokenizer))
+        tell("reference", verdict.requests, len(answers))
+    return verdict
 
 
 def joined_calls(pieces: Sequence[ToolCallPiece]) -> list[tuple[str | None, str]]:

@@ -8,7 +8,7 @@ index, so that a lost or doubled token cannot hide behind equal text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,20 +16,16 @@ from libs import units
 from libs.clock.pod_clock import monotonic_s
 from libs.errors import OperatingError
 from libs.model.output_parser import ToolCallPiece
-from libs.model.reference import Reference
 from libs.model.resources import ModelResources
 from libs.wire.fabric import FaultArm
-from libs.workload.expected import expected_answer
 from libs.workload.requests import ClientRequest, make_workload, spec_of
-from libs.workload.verdict import Seen, Verdict
+from libs.workload.verdict import Progress, Seen, judge, untold
 from services.cli.client import PodClient
 from services.cli.pod_faults import armed
 from services.pod.state import PodState
 
 #: How long blocks may still be held after the last client has gone, in real seconds.
 SETTLE_S = 10.0
-
-Progress = Callable[[str, int, int], None]
 
 
 async def verify_pod(
@@ -39,31 +35,32 @@ async def verify_pod(
     requests: int,
     seed: int,
     faults: Sequence[FaultArm] = (),
-    progress: Progress | None = None,
+    progress: Progress = untold,
 ) -> dict[str, Any]:
     """Run and judge; the result is ready for `--json`. `faults` are armed meanwhile."""
     workload = make_workload(seed, requests)
-    tell = progress or (lambda _what, _done, _total: None)
     seen: dict[int, Seen] = {}
     started_s = monotonic_s()
 
     async def one(client: PodClient, request: ClientRequest) -> None:
         await asyncio.sleep(units.to_s(request.arrive_ns) * state.pace)
         seen[request.index] = await _ask(client, model.name, request)
-        tell("pod", len(seen), requests)
+        progress("pod", len(seen), requests)
 
     async with PodClient(state.base_url) as client:
         async with armed(state, faults) as done:
             await asyncio.gather(*(one(client, request) for request in workload))
         duration_s = monotonic_s() - started_s
         held = await _blocks_held(client)
-    verdict = Verdict()
-    reference = Reference(model.engine())
-    for request in workload:
-        spec = spec_of(request, f"verify-{seed}-{request.index}", 0, model)
-        expected = expected_answer(spec, reference, model.tokenizer)
-        verdict.add(f"request {request.index}", seen[request.index], expected)
-        tell("reference", verdict.requests, requests)
+    answers = (
+        (
+            f"request {request.index}",
+            spec_of(request, f"verify-{seed}-{request.index}", 0, model),
+            seen[request.index],
+        )
+        for request in workload
+    )
+    verdict = judge(answers, model, progress)
     return {
         "host": "pod",
         "seed": seed,

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from libs import units
 from libs.config.topology import Topology
 from libs.fabric.faults.active import FaultRule
-from libs.model.reference import Reference
 from libs.model.resources import ModelResources
 from libs.runtime.sim_host import SimHost
 from libs.wire.control import KvCounts
 from libs.wire.request import RequestSpec
 from libs.wire.tokens import Chunk
-from libs.workload.expected import expected_answer
 from libs.workload.requests import ClientRequest, make_workload, spec_of
-from libs.workload.verdict import Seen, Verdict
+from libs.workload.verdict import Progress, Seen, judge, untold
 from services.fabric_emulator.core import FabricEmulatorCore
 from services.gateway.core import ClientGone, ClientSubmit, Failure
 from services.superpod.wiring import simulate_pod
@@ -27,8 +25,6 @@ GATEWAY = "gateway.0"
 #: the last.
 WARM_UP_NS = units.s(1)
 SETTLE_NS = units.s(5)
-
-Progress = Callable[[str, int, int], None]
 
 
 class _Client:
@@ -71,7 +67,7 @@ def verify_sim(
     requests: int,
     seed: int,
     faults: Sequence[FaultRule] = (),
-    progress: Progress | None = None,
+    progress: Progress = untold,
 ) -> dict[str, Any]:
     """Run and judge; the result is ready for `--json`.
 
@@ -80,18 +76,18 @@ def verify_sim(
     """
     host = simulate_pod(topology, model, seed=seed, faults=faults)
     clients = _submit_all(host, model, make_workload(seed, requests), seed)
-    tell = progress or (lambda _what, _done, _total: None)
 
     def present(key: str, item: Chunk | Failure, at_ns: int) -> None:
         clients[key].take(item, at_ns)
         if clients[key].over:
-            tell("pod", sum(client.over for client in clients.values()), requests)
+            progress("pod", sum(client.over for client in clients.values()), requests)
 
     host.on_present(present)
     host.run(lambda: all(client.over for client in clients.values()))
     end_ns = host.now_ns + SETTLE_NS
     host.run(lambda: host.now_ns >= end_ns)
-    verdict = _judge(clients, model, tell)
+    answers = ((name, client.spec, client.seen) for name, client in clients.items())
+    verdict = judge(answers, model, progress)
     return {
         "host": "sim",
         "topology": topology.name,
@@ -118,15 +114,6 @@ def _submit_all(
         clients[request_id] = _Client(host, request, spec)
         host.inject(GATEWAY, ClientSubmit(spec), at_ns)
     return clients
-
-
-def _judge(clients: dict[str, _Client], model: ModelResources, tell: Progress) -> Verdict:
-    verdict = Verdict()
-    reference = Reference(model.engine())
-    for done, (name, client) in enumerate(clients.items(), start=1):
-        verdict.add(name, client.seen, expected_answer(client.spec, reference, model.tokenizer))
-        tell("reference", done, len(clients))
-    return verdict
 
 
 def kv_blocks_held(host: SimHost) -> int:
