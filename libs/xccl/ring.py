@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
 
 from libs.errors import BadInput
 from libs.fabric.superpod import AIV_PER_DIE
@@ -100,6 +101,42 @@ class SlotHeader:
         return cls(field, offset, message_bytes, nbytes, crc, message_crc)
 
 
+class _Lane(Protocol):
+    def validate(self, shape: RingShape) -> None: ...
+
+
+LaneT = TypeVar("LaneT", bound=_Lane)
+
+
+class _Ring(Generic[LaneT]):
+    """What both ends keep: whom the ring joins, the session, and one count per lane."""
+
+    def __init__(
+        self, source: int, target: int, epoch: PairEpoch, shape: RingShape, lane: type[LaneT]
+    ) -> None:
+        self.source = source
+        self.target = target
+        self.shape = shape
+        self._lane = lane
+        self._tokens = 0
+        self._begin(epoch)
+
+    def _begin(self, epoch: PairEpoch) -> None:
+        """An empty ring in a new session."""
+        self.epoch = epoch
+        self.lanes = [self._lane() for _ in range(self.shape.lanes)]
+
+    def token(self) -> int:
+        """A number for a request to the host; never used twice, so late answers are recognised."""
+        self._tokens += 1
+        return self._tokens
+
+    def validate(self) -> None:
+        """Every lane's positions are in order."""
+        for lane in self.lanes:
+            lane.validate(self.shape)
+
+
 # ---------------------------------------------------------------- the sender's side
 
 
@@ -115,22 +152,12 @@ class SendLane:
         assert 0 <= self.acked <= self.written <= self.acked + shape.slots, self
 
 
-class SendRing:
+class SendRing(_Ring[SendLane]):
     """What one die knows about the ring it writes to at `target`."""
 
     def __init__(self, source: int, target: int, epoch: PairEpoch, shape: RingShape) -> None:
-        self.source = source
-        self.target = target
-        self.shape = shape
-        self.epoch = epoch
+        super().__init__(source, target, epoch, shape, SendLane)
         self.attempt = 0
-        self.lanes = [SendLane() for _ in range(shape.lanes)]
-        self._tokens = 0
-
-    def token(self) -> int:
-        """A number for a request to the host; never used twice, so late answers are recognised."""
-        self._tokens += 1
-        return self._tokens
 
     def retry(self) -> bool:
         """Begin another attempt; False when the session has no numbers left for one."""
@@ -149,13 +176,8 @@ class SendRing:
         epoch = self.epoch
         if self.exhausted:
             return
-        self.epoch = PairEpoch(epoch.sender_life, epoch.receiver_life, epoch.session + 1)
+        self._begin(PairEpoch(epoch.sender_life, epoch.receiver_life, epoch.session + 1))
         self.attempt = 0
-        self.lanes = [SendLane() for _ in range(self.shape.lanes)]
-
-    def validate(self) -> None:
-        for lane in self.lanes:
-            lane.validate(self.shape)
 
 
 # ---------------------------------------------------------------- the receiver's side
@@ -184,23 +206,13 @@ class ReceiveLane:
         assert self.taken <= self.consumed + shape.slots, self
 
 
-class ReceiveRing:
+class ReceiveRing(_Ring[ReceiveLane]):
     """What one die knows about the ring that `source` writes to here."""
 
     def __init__(self, source: int, target: int, epoch: PairEpoch, shape: RingShape) -> None:
-        self.source = source
-        self.target = target
-        self.shape = shape
-        self.epoch = epoch
-        self.lanes = [ReceiveLane() for _ in range(shape.lanes)]
+        super().__init__(source, target, epoch, shape, ReceiveLane)
         #: Events given up here, newest last; their sender is told so whenever it insists.
         self.aborted: deque[int] = deque(maxlen=ABORTED_REMEMBERED)
-        self._tokens = 0
-
-    def token(self) -> int:
-        """A number for a request to the host; never used twice, so late answers are recognised."""
-        self._tokens += 1
-        return self._tokens
 
     def admits(self, lane: int, position: int) -> Admission:
         """Whether the slot of `position` is open in the generation of that position."""
@@ -212,13 +224,8 @@ class ReceiveRing:
     def renew(self, epoch: PairEpoch) -> None:
         """The sender has begun a new session: an empty ring again."""
         assert epoch > self.epoch, (epoch, self.epoch)
-        self.epoch = epoch
-        self.lanes = [ReceiveLane() for _ in range(self.shape.lanes)]
+        self._begin(epoch)
 
     def used(self) -> Iterator[int]:
         """The lanes that have seen a tail."""
         return (index for index, lane in enumerate(self.lanes) if lane.tail is not None)
-
-    def validate(self) -> None:
-        for lane in self.lanes:
-            lane.validate(self.shape)
