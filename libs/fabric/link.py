@@ -124,10 +124,6 @@ class EgressLinks(_Links):
         """Reserve the egress of `source` for a frame ready at `at_ns`; returns when it begins."""
         return self._reserve(plane, source, at_ns, nbytes)
 
-    def observe(self, frame: Departed) -> None:
-        """Note what the sender has reserved already, so that its use can be reported here."""
-        self._reserve(frame.plane, frame.source, frame.begin_ns, frame.nbytes)
-
 
 class IngressLinks(_Links):
     """What arrives at the dies of one shard."""

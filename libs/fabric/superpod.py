@@ -20,17 +20,12 @@ from libs.config.plan import PodPlan
 from libs.config.topology import DIES_PER_910B_SERVER, DIES_PER_CHIP
 from libs.errors import BadInput
 
-#: Cores of one die (given: CloudMatrix384, arXiv 2506.12708; P026 says only "equal number", which
-#: holds for AI Cube cores and pairs of vector cores).
-AIC_PER_DIE = 24
+#: Vector cores of one die (given: CloudMatrix384, arXiv 2506.12708).
 AIV_PER_DIE = 48
 #: Kunpeng CPUs of one server (given, same source).
 CPUS_PER_SERVER = 4
 #: UB links of one die, one into each sub-plane of the switches (given: 7 x 28 GB/s).
 UB_SUB_PLANES = 7
-#: RoCE ports of one chip: 400 Gb/s each (given, same source); VPC cards of one server (given).
-ROCE_NICS_PER_CHIP = 1
-VPC_CARDS_PER_SERVER = 1
 
 #: Roles that exchange data with other dies in every layer, and so need the UB plane.
 _NEED_UB = {"decode_te": "decode", "expert_die": "an expert die"}
@@ -73,11 +68,6 @@ class SuperPod:
     def cpus(self) -> int:
         """CPUs of the SuperPod."""
         return self.servers * CPUS_PER_SERVER
-
-    @property
-    def nics(self) -> int:
-        """Network cards of the SuperPod: RoCE ports of the chips and VPC cards of the servers."""
-        return self.chips * ROCE_NICS_PER_CHIP + self.servers * VPC_CARDS_PER_SERVER
 
     @property
     def num_dies(self) -> int:
