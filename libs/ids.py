@@ -29,6 +29,11 @@ def choice_id(request_id: str, choice: int) -> RequestId:
     return RequestId(request_id if choice == 0 else f"{request_id}.{choice}")
 
 
+def die_shard(die: int) -> str:
+    """The shard of the fabric emulator that lives beside the owner of `die`."""
+    return f"d{die}"
+
+
 def role_of(actor: str) -> str:
     """The role part of an actor name: `decode_te.d0.dp1` is a `decode_te`."""
     return actor.split(".", 1)[0]

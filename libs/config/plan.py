@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from libs.config.topology import PREFILL_TP as PREFILL_TP
 from libs.config.topology import Topology
+from libs.ids import die_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,15 @@ class ActorPlan:
     """One actor: its name, role and place.
 
     `te` is the TE it belongs to ("" for pod-wide services); `dies` are the dies it owns, the
-    first of which receives its fabric frames.
+    first of which receives its fabric frames. `beside` names the actor in whose process it lives
+    ("" for a process of its own).
     """
 
     name: str
     role: str
     te: str = ""
     dies: tuple[int, ...] = ()
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,15 @@ class PodPlan:
             if actor.name == name:
                 return actor
         raise KeyError(name)
+
+    @property
+    def processes(self) -> tuple[ActorPlan, ...]:
+        """The actors that have a process of their own."""
+        return tuple(actor for actor in self.actors if not actor.beside)
+
+    def beside(self, name: str) -> tuple[ActorPlan, ...]:
+        """The actors that live in the process of `name`."""
+        return tuple(actor for actor in self.actors if actor.beside == name)
 
     def owner_of_die(self, die: int) -> ActorPlan:
         """The actor that owns `die`."""
@@ -126,6 +138,8 @@ def plan_pod(topology: Topology) -> PodPlan:
         ActorPlan(f"job_executor.{i}", "job_executor") for i in range(topology.job_executors)
     ]
     actors += [ActorPlan(f"gateway.{i}", "gateway") for i in range(topology.gateways)]
+    if topology.fabric.carrier == "shm":
+        actors += [_shard_beside(actor) for actor in actors if actor.dies]
     names = [actor.name for actor in actors]
     assert len(names) == len(set(names)), "actor names must be unique"
     return PodPlan(topology, tuple(actors))
@@ -137,6 +151,12 @@ def _dp_group(role: str, te: str, dp: int, dies: tuple[int, ...]) -> list[ActorP
         ActorPlan(f"{role}.{te}.dp{dp}", role, te, dies),
         ActorPlan(f"output.{te}.dp{dp}", "output", te),
     ]
+
+
+def _shard_beside(actor: ActorPlan) -> ActorPlan:
+    """The shard of the fabric that stamps what reaches the die of `actor`."""
+    name = f"fabric_emulator.{die_shard(actor.dies[0])}"
+    return ActorPlan(name, "fabric_emulator", beside=actor.name)
 
 
 def output_of(dp_actor: str) -> str:

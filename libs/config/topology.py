@@ -8,7 +8,7 @@ valid topology into the list of actors, dies and subjects that every host uses.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from libs.errors import BadInput
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
+
+CarrierName = Literal["nats", "shm"]
 
 #: Dies of one prefill DP group: attention runs with TP=4 there (P094).
 PREFILL_TP = 4
@@ -65,9 +67,15 @@ class DecodeTeSection(_Section):
 
 
 class FabricSection(_Section):
-    """The emulated interconnect."""
+    """The emulated interconnect, and what really carries its frames.
+
+    `nats`: through the broker and the emulator's shards. `shm`: between processes of one host
+    through shared memory, straight to the owner of the die, whose process stamps what arrives; the
+    broker still carries what goes to another host.
+    """
 
     shards: Annotated[int, Field(ge=1, le=16)] = 1
+    carrier: CarrierName = "nats"
 
 
 class HardwareSection(_Section):
@@ -213,8 +221,11 @@ def parse_topology(text: str, *, source: str) -> Topology:
         raise BadInput(lines, field=source) from error
 
 
-def load_topology(path_or_name: str) -> Topology:
-    """Read a topology file, or a shipped one by its bare name (`mini`)."""
+def load_topology(path_or_name: str, carrier: str = "") -> Topology:
+    """Read a topology file, or a shipped one by its bare name (`mini`).
+
+    `carrier` says otherwise than the file what carries UB frames.
+    """
     path = Path(path_or_name)
     if not path.suffix and not path.exists():
         path = TOPOLOGY_DIR / f"{path_or_name}.yaml"
@@ -226,7 +237,16 @@ def load_topology(path_or_name: str) -> Topology:
         raise BadInput(reason, field="topology") from error
     except UnicodeDecodeError as error:
         raise BadInput(f"topology {path} is not UTF-8 text", field="topology") from error
-    return parse_topology(text, source=str(path_or_name))
+    topology = parse_topology(text, source=str(path_or_name))
+    return topology if not carrier else _carried_by(topology, carrier)
+
+
+def _carried_by(topology: Topology, carrier: str) -> Topology:
+    known = get_args(CarrierName)
+    if carrier not in known:
+        raise BadInput(f"carrier must be {' or '.join(known)}, not {carrier!r}", field="carrier")
+    fabric = topology.fabric.model_copy(update={"carrier": carrier})
+    return topology.model_copy(update={"fabric": fabric})
 
 
 def _tuples(value: object) -> object:

@@ -12,8 +12,8 @@ frame that stands for `repeat` exchanges pays that many latencies.
 **Who keeps which link.** An egress link belongs to whoever sends, and is reserved there, before the
 frame leaves: all frames of a die pass through one host. An ingress link belongs to the emulator
 shard that serves its destination: all frames to a die pass through one shard. So each link is in
-one hand and no stamp depends on the number of shards. The VPC cards of servers are shared by dies
-in several processes; shard 0 keeps all of them, in both directions.
+one hand, and no stamp depends on how many shards there are (`libs.fabric.sharding`). The VPC cards
+of servers are shared by dies in several processes; shard 0 keeps all of them, in both directions.
 
 **Bounded in flight.** At most `in_flight_frames_max` frames of one ordered pair are between release
 and delivery; further ones wait at the sender, later but never dropped. The limit is per pair, as
@@ -37,8 +37,8 @@ from libs.fabric.planes import (
     link_of,
     plane_between,
     plane_limits,
-    shard_of_link,
 )
+from libs.fabric.sharding import ONE_SHARD, Sharding
 from libs.fabric.superpod import SuperPod
 from libs.fabric.timeline import Timeline
 from libs.units import transfer_ns
@@ -192,7 +192,7 @@ class Dispatch:
     handed to the shard, the begin or else the departure.
     """
 
-    shard: int
+    shard: str
     begin_ns: int
     at_ns: int
 
@@ -200,9 +200,11 @@ class Dispatch:
 class SenderPort:
     """The egress of one host's dies; `dispatch` is all that carrying out a `Transmit` needs."""
 
-    def __init__(self, pod: SuperPod, params: FabricParams = UB, shards: int = 1) -> None:
+    def __init__(
+        self, pod: SuperPod, params: FabricParams = UB, sharding: Sharding = ONE_SHARD
+    ) -> None:
         self.pod = pod
-        self.shards = shards
+        self.sharding = sharding
         self.egress = EgressLinks(pod, params)
 
     def dispatch(
@@ -213,13 +215,14 @@ class SenderPort:
         A frame that no link can carry is passed on unreserved, for the emulator to refuse.
         """
         pod = self.pod
-        fallback = Dispatch(target % self.shards, -1, at_ns)
+        fallback = Dispatch(self.sharding.any_keeper(target), -1, at_ns)
         if not (pod.has_die(source) and pod.has_die(target)) or nbytes < 0:
             return fallback
         over = plane_between(pod, source, target, plane)
         if over is None:
             return fallback
+        keeper = self.sharding.keeper(pod, over, target)
         if is_shared(over):
-            return Dispatch(0, -1, at_ns)
+            return Dispatch(keeper, -1, at_ns)
         begin_ns = self.egress.depart(over, source, at_ns, nbytes)
-        return Dispatch(shard_of_link(link_of(pod, over, target), self.shards), begin_ns, begin_ns)
+        return Dispatch(keeper, begin_ns, begin_ns)

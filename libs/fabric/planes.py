@@ -6,9 +6,6 @@
 
 Two dies of the SuperPod talk over UB; as soon as one of them is in a 910B server, over the plane
 that connects those. A frame may name another plane that both dies have.
-
-The emulator is sharded by the link at which a frame arrives, so a link is always in one hand: dies
-by number; the few VPC cards, which many dies share, are all kept by shard 0.
 """
 
 from __future__ import annotations
@@ -66,8 +63,3 @@ def link_of(pod: SuperPod, plane: Plane, die: int) -> int:
 def is_shared(plane: Plane) -> bool:
     """Whether several dies, and so several processes, share one link of `plane`."""
     return plane is Plane.VPC
-
-
-def shard_of_link(link: int, shards: int) -> int:
-    """The emulator shard that keeps link `link`."""
-    return link % shards

@@ -11,7 +11,6 @@ An `InvariantError` ends the process with the story: a core that contradicted it
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -42,17 +41,26 @@ from libs.actor import (
 )
 from libs.bus.api import Bus, BusMessage, Lane, Subscription
 from libs.clock.pod_clock import PodClock
-from libs.errors import InvariantError, LocalProtocolError, OperatingError, RemoteProtocolError
+from libs.errors import (
+    InvariantError,
+    LocalProtocolError,
+    OperatingError,
+    RemoteProtocolError,
+    StaleEpoch,
+)
 from libs.fabric.link import SenderPort
 from libs.fabric.timeline import Timeline
-from libs.runtime.fabric_frames import arrived, departing
+from libs.runtime.fabric_frames import arrived, departing, unwrapped
+from libs.runtime.held import HeldItems, Presenter
 from libs.runtime.options import HostOptions as HostOptions
 from libs.runtime.options import RecordSink as RecordSink
+from libs.runtime.shortcut import Shortcut
 from libs.runtime.stepper import Stepper
 from libs.wire import subjects
 from libs.wire.codec import encode_frame
 from libs.wire.control import Refused
 from libs.wire.envelope import Envelope
+from libs.wire.fabric import UbDelivery
 from libs.wire.registry import Limit
 
 _LANES = {Limit.CONTROL: Lane.CONTROL, Limit.TOKEN: Lane.TOKEN, Limit.BULK: Lane.BULK}
@@ -78,15 +86,14 @@ class AsyncioHost:
         self.lag_ns = 0
         self.decode_errors = 0
         self.messages_lost = 0
+        #: The way past the broker, of a process that has one.
+        self.shortcut: Shortcut | None = None
         self._executor = executor
         self._sink = sink
         self._timeline = Timeline()
-        self._port = SenderPort(self.options.pod, self.options.params, self.options.shards)
+        self._port = SenderPort(self.options.pod, self.options.params, self.options.sharding)
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._presenter: Callable[[str, Any, int], None] | None = None
-        self._held: list[tuple[int, int, Present]] = []
-        self._held_sequence = 0
-        self._held_timer: asyncio.TimerHandle | None = None
+        self._held = HeldItems(clock)
         self._subscriptions: list[Subscription] = []
         self._failure: asyncio.Future[None] | None = None
         self._stopped = False
@@ -97,9 +104,9 @@ class AsyncioHost:
         """The core this host runs."""
         return self.stepper.core
 
-    def on_present(self, presenter: Callable[[str, Any, int], None]) -> None:
+    def on_present(self, presenter: Presenter) -> None:
         """Call `presenter(key, item, at_ns)` when a visible effect is due."""
-        self._presenter = presenter
+        self._held.presenter = presenter
 
     # ------------------------------------------------------------ life
 
@@ -125,14 +132,16 @@ class AsyncioHost:
 
     async def stop(self) -> None:
         """Stop taking events, drain the bus, end the worker."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._disarm()
         await self.bus.drain(timeout_s=2.0)
+        self.halt()
+
+    def halt(self) -> None:
+        """Take no event any more; the bus stays, for whoever else is on it."""
         # Timers armed while draining, paced answers and held items are still scheduled.
         self._stopped = True
-        if self._held_timer is not None:
-            self._held_timer.cancel()
+        self._disarm()
+        self._held.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # ------------------------------------------------------------ events
@@ -141,25 +150,30 @@ class AsyncioHost:
         try:
             at_ns, envelope, body = arrived(message.data)
         except RemoteProtocolError as error:
-            self.decode_errors += 1
-            self._refuse(message, error)
+            self.refused(error, message.subject)
+            if message.reply:
+                refusal = Refused("frame", error.reason, str(error), definite=True)
+                self._publish(message.reply, refusal, self.clock.now_ns())
             return
-        self.feed(
-            Received(
-                at_ns,
-                body,
-                envelope.sender,
-                envelope.incarnation,
-                envelope.epoch,
-                envelope.reply_to or message.reply,
-            )
-        )
+        self._received(at_ns, envelope, body, message.reply)
 
-    def _refuse(self, message: BusMessage, error: RemoteProtocolError) -> None:
-        self._record(Record("frame_refused", {"reason": error.reason, "subject": message.subject}))
-        if message.reply:
-            refusal = Refused("frame", error.reason, str(error), definite=True)
-            self._publish(message.reply, refusal, self.clock.now_ns())
+    def delivered(self, delivery: UbDelivery) -> None:
+        """A frame that came the short way."""
+        try:
+            at_ns, envelope, body = unwrapped(delivery)
+        except RemoteProtocolError as error:
+            self.refused(error, subjects.ub(delivery.target))
+            return
+        self._received(at_ns, envelope, body, "")
+
+    def _received(self, at_ns: int, envelope: Envelope, body: Any, reply: str) -> None:
+        sender, reply_to = envelope.sender, envelope.reply_to or reply
+        self.feed(Received(at_ns, body, sender, envelope.incarnation, envelope.epoch, reply_to))
+
+    def refused(self, error: RemoteProtocolError, where: str) -> None:
+        """Count a frame that is none."""
+        self.decode_errors += 1
+        self._record(Record("frame_refused", {"reason": error.reason, "subject": where}))
 
     def feed(self, event: Event) -> None:
         """Handle one event now and carry its effects out."""
@@ -191,7 +205,7 @@ class AsyncioHost:
             case Transmit():
                 self._transmit(effect, now if effect.at_ns is None else effect.at_ns)
             case Deliver():
-                self._publish(effect.subject, effect.message, effect.at_ns)
+                self._deliver(effect)
             case SetTimer():
                 self._set_timer(effect)
             case CancelTimer():
@@ -199,7 +213,7 @@ class AsyncioHost:
             case Compute():
                 self._compute(effect, now if effect.at_ns is None else effect.at_ns)
             case Present():
-                self._present(effect)
+                self._held.hold(effect)
             case Record():
                 self._record(effect)
             case _:
@@ -242,13 +256,32 @@ class AsyncioHost:
     def _transmit(self, effect: Transmit, depart: int) -> None:
         inner = np.frombuffer(self._encode(effect.message, depart), np.uint8)
         frame, way = departing(self._port, effect, depart, inner)
-        self._publish(subjects.fabric(way.shard), frame, depart)
+        subject = subjects.fabric(way.shard)
+        try:
+            if self.shortcut is not None and self.shortcut.take(way.shard, frame):
+                return
+        except StaleEpoch as error:
+            self.fail(error)  # somebody else serves this die by now
+        except OperatingError as error:
+            self._lost(subject, error)
+        else:
+            self._publish(subject, frame, depart)
+
+    def _deliver(self, effect: Deliver) -> None:
+        message, shortcut = effect.message, self.shortcut
+        if shortcut is None or not shortcut.hand_over(message):
+            self._publish(effect.subject, message, effect.at_ns)
 
     def _set_timer(self, effect: SetTimer) -> None:
         self._cancel_timer(effect.name)
         loop = asyncio.get_running_loop()
         delay_s = units.to_s(effect.delay_ns)
         self._timers[effect.name] = loop.call_later(delay_s, self._fire, effect.name)
+
+    def _disarm(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
 
     def _fire(self, name: str) -> None:
         self._timers.pop(name, None)
@@ -298,26 +331,6 @@ class AsyncioHost:
             asyncio.get_running_loop().call_later(delay_s, self.feed, event)
         else:
             self.feed(event)
-
-    def _present(self, effect: Present) -> None:
-        # One heap and one timer: asyncio may fire equal deadlines in any order, a stream may not.
-        heapq.heappush(self._held, (effect.at_ns, self._held_sequence, effect))
-        self._held_sequence += 1
-        self._show_due()
-
-    def _show_due(self) -> None:
-        if self._held_timer is not None:
-            self._held_timer.cancel()
-            self._held_timer = None
-        while self._held:
-            delay_s = self.clock.delay_s(self._held[0][0])
-            if delay_s > 0:
-                loop = asyncio.get_running_loop()
-                self._held_timer = loop.call_later(delay_s, self._show_due)
-                return
-            _, _, effect = heapq.heappop(self._held)
-            if self._presenter is not None:
-                self._presenter(effect.key, effect.item, effect.at_ns)
 
     def _record(self, record: Record) -> None:
         if self._sink is not None:

@@ -34,5 +34,10 @@ def arrived(data: bytes) -> tuple[int, Envelope, Any]:
     envelope, message = decode_frame(data)
     if not isinstance(message, UbDelivery):
         return envelope.at_ns, envelope, message
-    inner, content = decode_frame(message.payload.data)
-    return message.deliver_ns, inner, content
+    return unwrapped(message)
+
+
+def unwrapped(delivery: UbDelivery) -> tuple[int, Envelope, Any]:
+    """What was sent, with its stamp; raises `RemoteProtocolError` when it was damaged."""
+    envelope, message = decode_frame(delivery.payload.data)
+    return delivery.deliver_ns, envelope, message

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from libs.actor import Record
 from libs.fabric.params import UB, FabricParams
+from libs.fabric.sharding import ONE_SHARD, Sharding
 from libs.fabric.superpod import WHOLE_SUPERPOD, SuperPod
 
 
@@ -29,7 +30,7 @@ class HostOptions:
     dies: tuple[int, ...] = ()
     incarnation: int = 1
     epoch: int = 1
-    shards: int = 1
+    sharding: Sharding = ONE_SHARD
     pod: SuperPod = WHOLE_SUPERPOD
     validate: bool = False
     inline: bool = False

@@ -2,10 +2,14 @@
 
 A service package provides `build(context) -> Built`; its `__main__` passes that to `main`. The
 embedded pod forks instead of starting interpreters and calls `run_service` in the child, with the
-model already in memory; nothing else differs.
+model already in memory and with what the processes of a host share; nothing else differs.
+
+An actor may have another one beside it, in the same process and on the same connection: with
+`carrier: shm` the shard of the fabric that stamps what reaches its die (`libs.runtime.shortcut`).
 
     XDS_ACTOR        which actor of the plan this process is       decode_te.d0.dp1
     XDS_TOPOLOGY     topology file or the name of a shipped one    mini
+    XDS_CARRIER      nats or shm, where not as the topology says   (as the topology says)
     XDS_NATS         broker address                                nats://127.0.0.1:4222
     XDS_EPOCH_NS     wall time of emulated zero, the same for all  0 (the Unix epoch)
     XDS_PACE         wall seconds per emulated second              1.0
@@ -22,19 +26,24 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from libs.bus.api import BusFault
 from libs.bus.nats import NatsBus, NatsOptions
+from libs.carrier.segment import ShmPlan
+from libs.carrier.shm import ShmCarrier
 from libs.clock.pod_clock import PodClock
 from libs.config.plan import plan_pod
 from libs.config.topology import load_topology
 from libs.errors import BadInput, PeerLost, XdsError
+from libs.fabric.sharding import sharding_of
 from libs.fabric.superpod import superpod_of
+from libs.ids import role_of
 from libs.model.resources import ModelResources
 from libs.runtime.asyncio_host import AsyncioHost, HostOptions
 from libs.runtime.build import Builder, Built, ServiceContext
+from libs.runtime.shortcut import Shortcut
 from libs.telemetry.logs import LogSink, configure_logs
 from libs.telemetry.metrics import FanOut
 
@@ -49,6 +58,7 @@ class ServiceSettings:
     epoch_ns: int
     pace: float
     incarnation: int = 1
+    carrier: str = ""
     log: str = "info"
     validate: bool = False
 
@@ -76,6 +86,7 @@ def settings_from_env(env: Mapping[str, str]) -> ServiceSettings:
         epoch_ns=number("XDS_EPOCH_NS", "0", int),
         pace=number("XDS_PACE", "1.0", float),
         incarnation=number("XDS_INCARNATION", "1", int),
+        carrier=text("XDS_CARRIER", ""),
         log=text("XDS_LOG", "info"),
         validate=text("XDS_VALIDATE", "0") == "1",
     )
@@ -83,7 +94,7 @@ def settings_from_env(env: Mapping[str, str]) -> ServiceSettings:
 
 def context_for(settings: ServiceSettings, model: ModelResources | None = None) -> ServiceContext:
     """Plan the pod and find this process's actor in it."""
-    plan = plan_pod(load_topology(settings.topology))
+    plan = plan_pod(load_topology(settings.topology, settings.carrier))
     try:
         actor = plan.actor(settings.actor)
     except KeyError:
@@ -96,54 +107,138 @@ def context_for(settings: ServiceSettings, model: ModelResources | None = None) 
 
 
 async def run_service(
-    build: Builder, settings: ServiceSettings, model: ModelResources | None = None
+    builders: Mapping[str, Builder],
+    settings: ServiceSettings,
+    model: ModelResources | None = None,
+    shm: ShmPlan | None = None,
 ) -> None:
-    """Run one service until SIGTERM or SIGINT; raises what stopped its core."""
+    """Run one service until SIGTERM or SIGINT; raises what stopped its core.
+
+    `builders` by role must have those of the actor and of what lives beside it; `shm` is the memory
+    that the processes of this host share.
+    """
     context = context_for(settings, model)
-    built = build(context)
+    built, beside = builders[context.actor.role](context), _beside(context, builders)
     sink = LogSink(settings.actor, settings.incarnation)
-    host: AsyncioHost | None = None
+    process: _Process | None = None
 
     def closed(reason: str) -> None:
-        if host is not None:
-            host.fail(PeerLost(f"the broker connection ended for good: {reason}"))
+        if process is not None:
+            process.fail(PeerLost(f"the broker connection ended for good: {reason}"))
 
     def fault(item: BusFault) -> None:
         sink.note("bus_fault", lane=item.lane, kind=item.kind, detail=item.detail)
 
     options = NatsOptions(settings.nats, settings.actor)
     bus = await NatsBus.connect(options, on_fault=fault, on_closed=closed)
-    host = AsyncioHost(
-        built.core,
-        bus,
-        PodClock(settings.epoch_ns, settings.pace),
-        executor=built.executor,
-        options=HostOptions(
+    process = _Process(bus, settings)
+    process.add(built, context, sink)
+    if beside is not None:
+        die = context.actor.dies[0]
+        process.shorten(die, None if shm is None else ShmCarrier(shm, die))
+        process.add(*beside, LogSink(beside[1].actor.name, settings.incarnation))
+    await _until_stopped(process, built, sink)
+
+
+def _beside(
+    context: ServiceContext, builders: Mapping[str, Builder]
+) -> tuple[Built, ServiceContext] | None:
+    """What lives in this process beside its actor."""
+    actors = context.plan.beside(context.actor.name)
+    if not actors:
+        return None
+    [actor] = actors
+    if actor.role not in builders:
+        raise BadInput(
+            f"{actor.name} has to live beside {context.actor.name} (fabric.carrier is shm), which"
+            f" only the pod can do: python -m services.pod.group {context.actor.name}",
+            field="fabric.carrier",
+        )
+    own = replace(context, actor=actor)
+    return builders[actor.role](own), own
+
+
+class _Process:
+    """The hosts of one process on one bus: its actor's, and that of the shard beside it if any."""
+
+    def __init__(self, bus: NatsBus, settings: ServiceSettings) -> None:
+        self._bus = bus
+        self._settings = settings
+        self._clock = PodClock(settings.epoch_ns, settings.pace)
+        self._shortcut: Shortcut | None = None
+        self._hosts: list[AsyncioHost] = []
+
+    @property
+    def host(self) -> AsyncioHost:
+        """The host of the process's own actor."""
+        return self._hosts[0]
+
+    def shorten(self, die: int, carrier: ShmCarrier | None) -> None:
+        """Frames from and to `die` take the short way."""
+        self._shortcut = Shortcut(die, carrier)
+        self.host.shortcut = self._shortcut
+
+    def add(self, built: Built, context: ServiceContext, sink: LogSink) -> None:
+        """One more actor."""
+        options = HostOptions(
             dies=context.actor.dies,
-            incarnation=settings.incarnation,
-            shards=context.plan.topology.fabric.shards,
+            incarnation=self._settings.incarnation,
+            sharding=sharding_of(context.plan.topology),
             pod=superpod_of(context.plan),
-            validate=settings.validate,
+            validate=self._settings.validate,
             inline=built.inline,
-        ),
-        sink=sink if built.sink is None else FanOut(sink, built.sink),
-    )
-    await _until_stopped(host, built, sink)
+        )
+        host = AsyncioHost(
+            built.core,
+            self._bus,
+            self._clock,
+            executor=built.executor,
+            options=options,
+            sink=sink if built.sink is None else FanOut(sink, built.sink),
+        )
+        host.shortcut = self._shortcut
+        self._hosts.append(host)
+
+    async def start(self) -> None:
+        for host in self._hosts:
+            await host.start()
+        if self._shortcut is not None:
+            owner, shard = self._hosts
+            self._shortcut.start(owner, shard, asyncio.get_running_loop())
+
+    async def wait(self) -> None:
+        """Return never; raise what stopped one of the cores."""
+        await asyncio.gather(*(host.wait() for host in self._hosts))
+
+    def fail(self, error: Exception) -> None:
+        for host in self._hosts:
+            host.fail(error)
+
+    def carried(self) -> dict[str, int]:
+        """Counters of the shared memory, if any."""
+        return {} if self._shortcut is None else self._shortcut.counters()
+
+    async def stop(self) -> None:
+        if self._shortcut is not None:
+            self._shortcut.close()
+        for host in self._hosts[1:]:
+            host.halt()
+        await self.host.stop()
 
 
-async def _until_stopped(host: AsyncioHost, built: Built, sink: LogSink) -> None:
+async def _until_stopped(process: _Process, built: Built, sink: LogSink) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
-    await host.start()
+    await process.start()
     sink.note("service_started", pid=os.getpid())
     waits: list[asyncio.Task[Any]] = [
         asyncio.create_task(stopped.wait()),
-        asyncio.create_task(host.wait()),
+        asyncio.create_task(process.wait()),
     ]
     if built.edge is not None:
-        waits.append(asyncio.create_task(built.edge(host, sink)))
+        waits.append(asyncio.create_task(built.edge(process.host, sink)))
     try:
         done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -153,8 +248,8 @@ async def _until_stopped(host: AsyncioHost, built: Built, sink: LogSink) -> None
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*waits, return_exceptions=True)
-        sink.note("service_stopping")
-        await host.stop()
+        sink.note("service_stopping", **process.carried())
+        await process.stop()
 
 
 def main(build: Builder) -> None:
@@ -162,7 +257,7 @@ def main(build: Builder) -> None:
     try:
         settings = settings_from_env(os.environ)
         configure_logs(settings.log)
-        asyncio.run(run_service(build, settings))
+        asyncio.run(run_service({role_of(settings.actor): build}, settings))
     except BadInput as error:
         print(f"error: {error.message}", file=sys.stderr)
         sys.exit(2)

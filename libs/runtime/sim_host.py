@@ -45,6 +45,7 @@ from libs.bus.subjects_match import SubjectRouter
 from libs.errors import InvariantError, OperatingError, RemoteProtocolError
 from libs.fabric.link import SenderPort
 from libs.fabric.params import UB, FabricParams
+from libs.fabric.sharding import ONE_SHARD, Sharding
 from libs.fabric.superpod import WHOLE_SUPERPOD, SuperPod
 from libs.fabric.timeline import Timeline
 from libs.runtime.fabric_frames import arrived, departing
@@ -79,7 +80,7 @@ class SimOptions:
     seed: int = 0
     validate: bool = True
     params: FabricParams = UB
-    shards: int = 1
+    sharding: Sharding = ONE_SHARD
     pod: SuperPod = WHOLE_SUPERPOD
     stall_ns: int = STALL_NS
 
@@ -111,7 +112,7 @@ class SimHost:
         assert core.name not in self._actors, f"{core.name} is already here"
         stepper = Stepper(core, validate=self.options.validate)
         options = self.options
-        port = SenderPort(options.pod, options.params, options.shards)
+        port = SenderPort(options.pod, options.params, options.sharding)
         self._actors[core.name] = _Actor(stepper, executor, port)
         for pattern, queue in subjects.subscriptions(core.name, dies):
             self._router.add(pattern, core.name, queue)

@@ -5,7 +5,8 @@
     (P096)
     xds.ub.<die>           fabric frames delivered to a die              fabric emulator -> its
     owner
-    xds.fabric.<shard>     fabric frames handed to the emulator          any die -> the shard
+    xds.fabric.<shard>     fabric frames handed to the emulator:         any die -> the shard
+                           `0`, `1`, ..., or `d7` beside the owner of die 7
     xds.view               membership and loads, published periodically  control plane -> everyone
     xds.load               load of one TE, on change and periodically    TE-shell -> job executors
     xds.cp.query           status questions                              CLI, gateway -> control
@@ -61,8 +62,8 @@ def ub(die: int) -> str:
     return f"xds.ub.{die}"
 
 
-def fabric(shard: int) -> str:
-    """Where shard `shard` of the emulator takes frames; dies are sharded by destination."""
+def fabric(shard: str) -> str:
+    """Where shard `shard` of the emulator takes frames (`0`, or `d7` beside the owner of die 7)."""
     return f"xds.fabric.{shard}"
 
 
@@ -78,7 +79,7 @@ def subscriptions(actor: str, dies: tuple[int, ...]) -> tuple[tuple[str, str], .
         case "control_plane":
             own += [(QUERY, "")]
         case "fabric_emulator":
-            own += [(fabric(int(actor.rsplit(".", 1)[1])), "")]
+            own += [(fabric(actor.rsplit(".", 1)[1]), "")]
         case _:
             pass
     return tuple(own)

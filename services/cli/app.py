@@ -15,6 +15,7 @@ import typer
 
 from services.cli import look_commands, pod_commands
 from services.cli.bench_commands import bench_app
+from services.cli.verify_command import verify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +28,7 @@ for command in (
     pod_commands.down,
     pod_commands.status,
     pod_commands.chat,
-    look_commands.verify,
+    verify,
     look_commands.topology,
     pod_commands.logs,
     look_commands.demo,

@@ -11,9 +11,7 @@ import asyncio
 import json
 import os
 import shutil
-import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +27,7 @@ from libs.model.sampling import SamplingParams, sample
 from services.cli.chat import ChatAnswer, ChatQuestion, ask, timing_table
 from services.cli.client import PodClient
 from services.cli.console import out
-from services.cli.lifecycle import start_pod, stop_pod
+from services.cli.lifecycle import free_port, own_pod
 from services.pod.options import UpOptions
 
 WEATHER = {"temperature": 21, "condition": "sunny"}
@@ -48,16 +46,12 @@ def run_demo(topology: str, port: int, *, show: bool) -> dict[str, Any]:
     started_s = monotonic_s()
     pod = load_topology(topology)
     model = ModelResources(pod.model.checkpoint, pod.model.engine)
-    with tempfile.TemporaryDirectory(prefix="xds-demo-") as folder:
-        os.environ["XDS_STATE"] = folder
-        _say(show, f"[bold]Starting[/] a pod of topology {topology}: {pod.description}")
-        state = start_pod(UpOptions(topology, pace=1.0, http_port=port or free_port()))
+    _say(show, f"[bold]Starting[/] a pod of topology {topology}: {pod.description}")
+    with own_pod(UpOptions(topology, pace=1.0, http_port=port or free_port())) as state:
         ready_s = monotonic_s() - started_s
-        _say(show, f"{len(state.actors)} processes and a broker are ready after {ready_s:.1f} s\n")
-        try:
-            scenes = asyncio.run(_play(state.base_url, model, show))
-        finally:
-            stop_pod(state)
+        count = state.num_processes
+        _say(show, f"{count} processes and a broker are ready after {ready_s:.1f} s\n")
+        scenes = asyncio.run(_play(state.base_url, model, show))
     ok = all(scene["equal"] for scene in scenes)
     total_s = monotonic_s() - started_s
     tokens = sum(scene["tokens"] for scene in scenes)
@@ -135,13 +129,6 @@ def command_name() -> str:
     if shutil.which("xds"):
         return "xds"
     return os.path.relpath(Path(sys.prefix) / "bin" / "xds")
-
-
-def free_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _user(text: str) -> dict[str, Any]:

@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from libs.clock.pod_clock import monotonic_s
@@ -27,7 +31,7 @@ def start_pod(options: UpOptions) -> PodState:
     Raises what is wrong with the options before anything is started, and the end of the
     supervisor's log when the start fails.
     """
-    load_topology(options.topology)
+    load_topology(options.topology, options.carrier)
     check_can_start(options)
     log = log_path("supervisor")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +47,7 @@ def start_pod(options: UpOptions) -> PodState:
 def _spawn(options: UpOptions, log: Path) -> int:
     """A supervisor in a session of its own: it outlives this process, which only waits for it."""
     arguments = [options.topology, str(options.pace), str(options.http_port), options.log]
-    arguments.append("1" if options.validate else "0")
+    arguments += [options.carrier, "1" if options.validate else "0"]
     write = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     return os.posix_spawn(
         sys.executable,
@@ -75,7 +79,8 @@ def _await_state(pid: int) -> PodState:
 
 def stop_pod(state: PodState) -> None:
     """Ask the supervisor to stop everything, and wait until it has."""
-    os.kill(state.supervisor_pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # it ended before we came
+        os.kill(state.supervisor_pid, signal.SIGTERM)
     deadline_s = monotonic_s() + STOP_S
     while is_alive(state.supervisor_pid) and monotonic_s() < deadline_s:
         # Our own child stays a zombie until somebody asks for its status.
@@ -86,3 +91,31 @@ def stop_pod(state: PodState) -> None:
         raise OperatingError(
             f"the pod (pid {state.supervisor_pid}) did not stop within {STOP_S:.0f} s"
         )
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def own_pod(options: UpOptions) -> Iterator[PodState]:
+    """A pod with a state directory of its own, so that it disturbs none that runs; stopped at the
+    end.
+    """
+    before = os.environ.get("XDS_STATE")
+    with tempfile.TemporaryDirectory(prefix="xds-") as folder:
+        os.environ["XDS_STATE"] = folder
+        try:
+            state = start_pod(options)
+            try:
+                yield state
+            finally:
+                stop_pod(state)
+        finally:
+            if before is None:
+                del os.environ["XDS_STATE"]
+            else:
+                os.environ["XDS_STATE"] = before

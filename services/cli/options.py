@@ -10,3 +10,6 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document instead of
 TopologyOption = Annotated[
     str, typer.Option("--topology", "-t", help="Topology file, or the name of a shipped one.")
 ]
+CarrierOption = Annotated[
+    str, typer.Option(help="What carries UB frames: nats or shm; empty: as the topology says.")
+]

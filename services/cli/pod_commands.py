@@ -16,7 +16,7 @@ from services.cli.chat import ChatQuestion, ask, timing_table
 from services.cli.client import PodClient, running_pod
 from services.cli.console import out, print_json, reporting
 from services.cli.lifecycle import start_pod, stop_pod
-from services.cli.options import Json, TopologyOption
+from services.cli.options import CarrierOption, Json, TopologyOption
 from services.cli.status_view import status_tables
 from services.pod.options import UpOptions
 from services.pod.state import PodState, log_path, read_state, state_dir
@@ -30,13 +30,14 @@ def up(
     port: Annotated[int, typer.Option(help="HTTP port on 127.0.0.1.")] = 8000,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready.")] = False,
     log: Annotated[str, typer.Option(help="Log level: debug, info, warning, error.")] = "info",
+    carrier: CarrierOption = "",
     as_json: Json = False,
 ) -> None:
     """Start the embedded pod and wait until it is ready."""
     with reporting(as_json):
         if log not in ("debug", "info", "warning", "error"):
             raise BadInput(f"--log must be debug, info, warning or error, not {log!r}", field="log")
-        state = start_pod(UpOptions(topology, pace, port, log))
+        state = start_pod(UpOptions(topology, pace, port, log, carrier))
         _show_started(state, as_json)
         if not detach:
             _watch(state)
@@ -46,7 +47,7 @@ def _show_started(state: PodState, as_json: bool) -> None:
     if as_json:
         print_json({"ok": True, **_state_data(state)})
         return
-    count = len(state.actors)
+    count = state.num_processes
     out.print(
         f"[green]ready[/]: {state.base_url}/v1  ({count} processes, logs in {state_dir()}/logs)"
     )
@@ -70,6 +71,7 @@ def _state_data(state: PodState) -> dict[str, Any]:
         "nats": state.nats_url,
         "topology": state.topology,
         "pace": state.pace,
+        "carrier": state.carrier,
         "pid": state.supervisor_pid,
         "processes": state.actors,
     }

@@ -23,7 +23,8 @@ def topology_data(plan: PodPlan, model: ModelResources) -> dict[str, Any]:
         "engine": topology.model.engine,
         "profile": topology.profile,
         "dies": plan.num_dies,
-        "processes": len(plan.actors),
+        "processes": len(plan.processes),
+        "carrier": topology.fabric.carrier,
         "actors": [
             {"name": a.name, "role": a.role, "te": a.te, "dies": list(a.dies)} for a in plan.actors
         ],
@@ -39,7 +40,7 @@ def topology_tree(plan: PodPlan, model: ModelResources) -> RenderableType:
     topology = plan.topology
     title = f"[bold]{topology.name}[/]  {topology.description}"
     facts = f"{model.name} ({model.mode}), timed as {topology.profile}, {plan.num_dies} dies"
-    tree = Tree(f"{title}\n{facts}, {len(plan.actors)} processes")
+    tree = Tree(f"{title}\n{facts}, {len(plan.processes)} processes")
     edge = tree.add("edge and control")
     for role in ("gateway", "job_executor", "control_plane", "fabric_emulator"):
         edge.add(", ".join(actor.name for actor in plan.of_role(role)))

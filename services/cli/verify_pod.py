@@ -63,6 +63,7 @@ async def verify_pod(
     verdict = judge(answers, model, progress)
     return {
         "host": "pod",
+        "carrier": state.carrier,
         "seed": seed,
         "ok": verdict.ok and held == 0,
         **asdict(verdict),

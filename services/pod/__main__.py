@@ -1,6 +1,4 @@
-"""`python -m services.pod TOPOLOGY PACE PORT LOG VALIDATE`: the supervisor process behind `xds
-up`.
-"""
+"""What `xds up` starts: `python -m services.pod TOPOLOGY PACE PORT LOG CARRIER VALIDATE`."""
 
 from __future__ import annotations
 
@@ -13,8 +11,8 @@ from services.pod.supervisor import run_pod
 
 def main() -> int:
     """Run a pod until told to stop; 0 stopped, 1 failed, 2 bad input."""
-    topology, pace, port, log, validate = sys.argv[1:]
-    options = UpOptions(topology, float(pace), int(port), log, validate == "1")
+    topology, pace, port, log, carrier, validate = sys.argv[1:]
+    options = UpOptions(topology, float(pace), int(port), log, carrier, validate == "1")
     try:
         return run_pod(options)
     except BadInput as error:

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from libs.carrier.segment import ShmPlan
 from libs.clock.pod_clock import monotonic_s
 from libs.config.plan import ActorPlan, PodPlan
 from libs.errors import XdsError
@@ -38,11 +39,13 @@ _BUILDERS = {**SERVICE_BUILDERS, "gateway": build_gateway}
 
 class Fleet:
     """The processes of some actors. `logs` is the folder of their log files, None to inherit
-    ours.
+    ours; `shm` is the memory that they share.
     """
 
-    def __init__(self, plan: PodPlan, logs: Path | None) -> None:
+    def __init__(self, plan: PodPlan, logs: Path | None, shm: ShmPlan | None = None) -> None:
         section = plan.topology.model
+        self._plan = plan
+        self._shm = shm
         self._model = ModelResources(section.checkpoint, section.engine)
         self._logs = logs
         self._stopping = False
@@ -51,7 +54,9 @@ class Fleet:
     @property
     def processes(self) -> dict[str, int]:
         """Process id by actor name, of those that run."""
-        return {name: pid for pid, name in self._children.items()}
+        own = {name: pid for pid, name in self._children.items()}
+        beside = {a.name: own[a.beside] for a in self._plan.actors if a.beside in own}
+        return own | beside
 
     def load(self) -> None:
         """Load what every child will share."""
@@ -59,11 +64,13 @@ class Fleet:
         _ = self._model.tokenizer, self._model.template
 
     def start(self, actors: Sequence[ActorPlan], settings: ServiceSettings) -> None:
-        """Fork every actor; `settings.actor` is filled in for each."""
+        """Fork whoever has a process of its own; `settings.actor` is filled in for each."""
         # What is alive now is alive for good: the collector need not touch shared pages again.
         gc.collect()
         gc.freeze()
         for actor in actors:
+            if actor.beside:
+                continue
             pid = self._fork(actor, replace(settings, actor=actor.name))
             self._children[pid] = actor.name
 
@@ -100,7 +107,7 @@ class Fleet:
     def _child(self, actor: ActorPlan, settings: ServiceSettings) -> int:
         configure_logs(settings.log)
         try:
-            asyncio.run(run_service(_BUILDERS[actor.role], settings, self._model))
+            asyncio.run(run_service(_BUILDERS, settings, self._model, self._shm))
         except XdsError as error:
             print(f"error: {error}", file=sys.stderr, flush=True)
             return 1

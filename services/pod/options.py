@@ -17,6 +17,7 @@ class UpOptions:
     pace: float = 1.0
     http_port: int = 8000
     log: str = "info"
+    carrier: str = ""  # as the topology says
     validate: bool = False
 
 

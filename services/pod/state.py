@@ -22,7 +22,13 @@ class PodState:
     topology: str
     pace: float
     epoch_ns: int
+    carrier: str
     actors: dict[str, int]
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of actors; some hold two."""
+        return len(set(self.actors.values()))
 
     @property
     def base_url(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -91,6 +92,7 @@ def verify_sim(
     return {
         "host": "sim",
         "topology": topology.name,
+        "carrier": topology.fabric.carrier,
         "seed": seed,
         "ok": verdict.ok and kv_blocks_held(host) == 0,
         **asdict(verdict),
@@ -99,6 +101,7 @@ def verify_sim(
         "emulated_s": round(units.to_s(host.now_ns - SETTLE_NS), 3),
         "events": host.events,
         "trace_hash": host.trace_hash,
+        "timeline_hash": _timeline_hash(clients),
         "tpot_ms_mean": _tpot_ms(clients),
     }
 
@@ -137,6 +140,16 @@ def faults_done(host: SimHost) -> dict[str, dict[str, int]]:
                 counts["seen"] += armed.seen
                 counts["touched"] += armed.touched
     return done
+
+
+def _timeline_hash(clients: dict[str, _Client]) -> str:
+    """Digest of what every client got, and at which nanosecond; not of how it came about."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, client in clients.items():
+        seen = client.seen
+        story = (name, seen.tokens, seen.stamps_ns, seen.ended, seen.left)
+        digest.update(repr(story).encode())
+    return digest.hexdigest()
 
 
 def _tpot_ms(clients: dict[str, _Client]) -> float:

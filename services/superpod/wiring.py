@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from libs.config.plan import plan_pod
 from libs.config.topology import Topology
 from libs.fabric.faults.active import FaultRule
+from libs.fabric.sharding import sharding_of
 from libs.fabric.superpod import superpod_of
 from libs.model.resources import ModelResources
 from libs.runtime.build import Builder, Built, ServiceContext
@@ -58,7 +59,7 @@ def simulate_pod(
     model.engine()
     plan = plan_pod(topology)
     options = SimOptions(
-        seed=seed, validate=validate, shards=topology.fabric.shards, pod=superpod_of(plan)
+        seed=seed, validate=validate, sharding=sharding_of(topology), pod=superpod_of(plan)
     )
     host = SimHost(options)
     builders = {**SERVICE_BUILDERS, "gateway": build_gateway}

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from libs.model.resources import ModelResources
-from services.cli.demo import free_port
-from services.cli.lifecycle import start_pod, stop_pod
+from services.cli.lifecycle import free_port, start_pod, stop_pod
 from services.pod.options import UpOptions
 from services.pod.state import PodState
 

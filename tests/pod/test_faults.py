@@ -17,7 +17,7 @@ from libs.bus.nats import NatsBus, NatsOptions
 from libs.wire import subjects
 from services.cli.chat import ChatQuestion, ask
 from services.cli.client import PodClient
-from services.cli.demo import free_port
+from services.cli.lifecycle import free_port
 from services.pod.state import PodState, is_alive
 
 pytestmark = pytest.mark.pod

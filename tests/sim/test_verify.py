@@ -56,6 +56,16 @@ def test_prefill_on_910b_servers_sends_its_kv_over_roce(model: ModelResources) -
     assert_clean(report, 10)
 
 
+@pytest.mark.parametrize("name", ["mini", "hetero"])
+def test_stamps_do_not_depend_on_the_carrier(model: ModelResources, name: str) -> None:
+    """Over RoCE and UB: every token at the same nanosecond, whoever keeps the links."""
+    broker = verify_sim(load_topology(name, "nats"), model, requests=8, seed=6)
+    shared = verify_sim(load_topology(name, "shm"), model, requests=8, seed=6)
+    assert_clean(shared, 8)
+    assert broker["trace_hash"] != shared["trace_hash"], "other actors, other history"
+    assert broker["timeline_hash"] == shared["timeline_hash"]
+
+
 def test_requests_that_wait_for_kv_blocks_are_still_right(model: ModelResources) -> None:
     topology = parse_topology(TIGHT, source="tight")
     assert_clean(verify_sim(topology, model, requests=12, seed=2), 12)

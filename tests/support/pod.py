@@ -16,6 +16,7 @@ from libs.actor import Core, Effect, Event, Executor
 from libs.config.plan import ActorPlan, PodPlan, expert_placement, output_of, plan_pod
 from libs.config.topology import Topology
 from libs.fabric.profiles import PROFILES, layer_repeats
+from libs.fabric.sharding import sharding_of
 from libs.model.resources import checkpoint_dir
 from libs.model.tokenizer import Tokenizer
 from libs.runtime.sim_host import SimHost, SimOptions
@@ -134,7 +135,7 @@ class Pod:
 def build_pod(topology: Topology, *, seed: int = 0) -> Pod:
     """Every actor of `topology`, with scripted executors and every invariant checked."""
     plan = plan_pod(topology)
-    host = SimHost(SimOptions(seed=seed, shards=topology.fabric.shards, stall_ns=units.s(3_600)))
+    host = SimHost(SimOptions(seed=seed, sharding=sharding_of(topology), stall_ns=units.s(3_600)))
     tokenizer = Tokenizer.load(checkpoint_dir("xds-tiny"))
     pod = Pod(host, plan, tokenizer, Answers())
     for actor in plan.actors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from services.cli.app import app
+from services.pod.state import PodState, write_state
 
 runner = CliRunner()
 
@@ -65,6 +67,9 @@ def test_an_unknown_checkpoint_is_bad_input() -> None:
         ("up", "--log", "loud"),
         ("up", "--pace", "-1"),
         ("verify", "--requests", "0"),
+        ("verify", "--host", "sim", "--carrier", "pigeon"),
+        ("verify", "--carrier", "pigeon"),
+        ("up", "--carrier", "pigeon"),
     ],
 )
 def test_bad_options_exit_with_2(arguments: tuple[str, ...]) -> None:
@@ -80,6 +85,23 @@ def test_commands_that_need_a_pod_say_how_to_start_one(
         assert result.exit_code == 1
         assert "xds up" in result.stderr
     assert run("down").exit_code == 0
+
+
+def test_a_simulation_takes_the_carriers_way_of_stamping() -> None:
+    few = ("verify", "--host", "sim", "--requests", "2")
+    by_broker, by_memory = as_json(*few), as_json(*few, "--carrier", "shm")
+    assert (by_broker["carrier"], by_memory["carrier"]) == ("nats", "shm")
+    assert by_broker["timeline_hash"] == by_memory["timeline_hash"]
+
+
+def test_another_carrier_than_the_running_pods_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDS_STATE", str(tmp_path))
+    write_state(PodState(os.getpid(), 1, "nats://nowhere", "mini", 1.0, 0, "nats", {}))
+    result = run("verify", "--host", "pod", "--carrier", "shm")
+    assert result.exit_code == 2
+    assert "the running pod's carrier is nats" in result.stderr
 
 
 def test_verify_reports_every_count() -> None:

@@ -85,6 +85,20 @@ def test_every_expert_has_one_home_on_its_own_tes_dies(topology: Topology, exper
         assert max(counts) - min(counts) <= 2, "round robin, and the shared expert on top"
 
 
+def test_with_shared_memory_a_shard_lives_beside_the_owner_of_every_die(
+    topology: Topology,
+) -> None:
+    shared = topology.model_copy(
+        update={"fabric": topology.fabric.model_copy(update={"carrier": "shm"})}
+    )
+    plan, without = plan_pod(shared), plan_pod(topology)
+    assert plan.processes == without.actors == without.processes, "no process is added"
+    for owner in plan.processes:
+        names = [f"fabric_emulator.d{owner.dies[0]}"] if owner.dies else []
+        assert [actor.name for actor in plan.beside(owner.name)] == names
+    assert plan.num_dies == without.num_dies
+
+
 def test_unknown_names_and_dies_are_key_errors(topology: Topology) -> None:
     plan = plan_pod(topology)
     with pytest.raises(KeyError):

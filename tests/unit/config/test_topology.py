@@ -34,6 +34,10 @@ BAD_FILES: dict[str, tuple[str, list[str]]] = {
             "f.yaml: gateways: Input should be greater than or equal to 1",
         ],
     ),
+    "an unknown carrier": (
+        GOOD + "fabric: {carrier: pigeon}\n",
+        ["f.yaml: fabric.carrier: Input should be 'nats' or 'shm'"],
+    ),
     "missing part": (
         "name: small\nprefill_tes: [{name: p0}]\n",
         ["f.yaml: decode_tes: Field required"],
@@ -109,3 +113,11 @@ def test_a_file_that_is_not_text_is_bad_input(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="not UTF-8"):
         load_topology(str(path))
+
+
+def test_the_carrier_can_be_said_beside_the_file() -> None:
+    assert load_topology("mini").fabric.carrier == "nats"
+    assert load_topology("mini", "shm").fabric.carrier == "shm"
+    with pytest.raises(BadInput, match="nats or shm, not 'pigeon'") as caught:
+        load_topology("mini", "pigeon")
+    assert caught.value.field == "carrier"

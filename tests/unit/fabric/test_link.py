@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from libs.fabric.checker import LinkModel
 from libs.fabric.link import Departed, IngressLinks, SenderPort, Stamps
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.planes import Plane, plane_between
+from libs.fabric.sharding import ONE_SHARD, Sharding
 from libs.fabric.superpod import SuperPod
 from libs.units import transfer_ns
 
@@ -30,10 +32,12 @@ FRAMES = st.lists(
 )
 
 
-def carry(frames: list[Sent], shards: int, params: FabricParams = UB) -> list[Stamps]:
+def carry(
+    frames: list[Sent], sharding: Sharding = ONE_SHARD, params: FabricParams = UB
+) -> list[Stamps]:
     """Every frame through its sender's port and the shard it is handed to."""
-    ports = {source: SenderPort(POD, params, shards) for source, *_ in frames}
-    ingress = [IngressLinks(POD, params) for _ in range(shards)]
+    ports = {source: SenderPort(POD, params, sharding) for source, *_ in frames}
+    ingress = defaultdict[str, IngressLinks](lambda: IngressLinks(POD, params))
     stamps = []
     for source, target, at_ns, nbytes in frames:
         way = ports[source].dispatch(source, target, at_ns, nbytes)
@@ -49,32 +53,33 @@ def carry(frames: list[Sent], shards: int, params: FabricParams = UB) -> list[St
 @given(FRAMES, st.sampled_from([UB, TINY]))
 def test_no_frame_is_ever_faster_than_its_links(frames: list[Sent], params: FabricParams) -> None:
     model = LinkModel(POD, params)
-    for stamps in carry(frames, 1, params):
+    for stamps in carry(frames, params=params):
         model.check(stamps)
     assert model.checked == len(frames)
 
 
 @settings(max_examples=60, deadline=None)
 @given(FRAMES, st.integers(2, 4))
-def test_stamps_do_not_depend_on_the_number_of_shards(frames: list[Sent], shards: int) -> None:
-    assert carry(frames, 1) == carry(frames, shards)
+def test_stamps_do_not_depend_on_who_keeps_the_links(frames: list[Sent], shards: int) -> None:
+    assert carry(frames) == carry(frames, Sharding(shards))
+    assert carry(frames) == carry(frames, Sharding(shards, per_die=True))
 
 
 def test_a_lone_frame_costs_latency_and_bytes() -> None:
-    (stamps,) = carry([(0, 1, 100, 196_000)], 1)
+    (stamps,) = carry([(0, 1, 100, 196_000)])
     assert stamps.deliver_ns == 100 + 1_000 + UB.ub_latency_ns
 
 
 def test_a_frame_to_a_910b_die_goes_over_roce() -> None:
     outside = POD.pod_dies
-    (stamps,) = carry([(0, outside, 0, 25_000)], 1)
+    (stamps,) = carry([(0, outside, 0, 25_000)])
     assert stamps.frame.plane is Plane.ROCE
     assert stamps.deliver_ns == 1_000 + UB.roce_latency_ns
 
 
 def test_beyond_the_bound_frames_wait_and_none_is_dropped() -> None:
     long = FabricParams(in_flight_frames_max=1, ub_latency_ns=10_000)
-    stamps = carry([(0, 1, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0)], 1, long)
+    stamps = carry([(0, 1, 0, 0), (0, 1, 0, 0), (0, 2, 0, 0)], params=long)
     assert [s.deliver_ns for s in stamps] == [10_000, 20_000, 10_000], "other pairs do not wait"
 
 
@@ -97,7 +102,7 @@ def test_the_use_of_a_link_is_counted() -> None:
     ],
 )
 def test_the_checker_sees_a_cheat(cheat: object) -> None:
-    (stamps,) = carry([(0, 1, 1_000, 196_000)], 1)
+    (stamps,) = carry([(0, 1, 1_000, 196_000)])
     LinkModel(POD).check(stamps)
     with pytest.raises(InvariantError, match="faster than its links"):
         LinkModel(POD).check(cheat(stamps))  # type: ignore[operator]
@@ -105,13 +110,13 @@ def test_the_checker_sees_a_cheat(cheat: object) -> None:
 
 def test_the_checker_sees_two_frames_on_one_link_at_once() -> None:
     model = LinkModel(POD)
-    (stamps,) = carry([(0, 1, 0, 196_000)], 1)
+    (stamps,) = carry([(0, 1, 0, 196_000)])
     model.check(stamps)
     with pytest.raises(InvariantError, match="two frames at once"):
         model.check(stamps)
 
 
 def test_the_links_take_as_long_as_the_bytes_need() -> None:
-    first, second = carry([(0, 1, 0, 1_000_000), (0, 2, 0, 1_000_000)], 1)
+    first, second = carry([(0, 1, 0, 1_000_000), (0, 2, 0, 1_000_000)])
     occupied = transfer_ns(1_000_000, UB.ub_bytes_per_s)
     assert second.frame.begin_ns - first.frame.begin_ns == occupied

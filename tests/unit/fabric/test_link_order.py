@@ -19,6 +19,7 @@ from libs.fabric.faults.delivery import Delivery
 from libs.fabric.link import Departed, IngressLinks, SenderPort, Stamps
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.planes import Plane
+from libs.fabric.sharding import Sharding
 from libs.fabric.superpod import SuperPod
 from libs.wire.fabric import UbFrame
 from services.fabric_emulator.core import FabricEmulatorCore
@@ -77,12 +78,13 @@ def test_frames_that_do_meet_are_legal_in_any_order(
     assert model.checked == len(sent)
 
 
+@pytest.mark.parametrize("per_die", [False, True])
 @pytest.mark.parametrize("shards", [1, 2, 5])
-def test_frames_over_a_servers_card_all_go_to_one_shard(shards: int) -> None:
-    port = SenderPort(OVER_VPC, shards=shards)
+def test_frames_over_a_servers_card_all_go_to_one_shard(shards: int, per_die: bool) -> None:
+    port = SenderPort(OVER_VPC, sharding=Sharding(shards, per_die))
     first = OVER_VPC.pod_dies
     ways = {port.dispatch(first + i, target, 70, 1) for i in range(16) for target in range(32)}
-    assert {(way.shard, way.begin_ns, way.at_ns) for way in ways} == {(0, -1, 70)}
+    assert {(way.shard, way.begin_ns, way.at_ns) for way in ways} == {("0", -1, 70)}
     assert port.egress.use(0, 1 << 40) == (), "the card is not the sender's to reserve"
 
 

@@ -27,6 +27,7 @@ from libs.actor import (
 from libs.bus.api import Lane
 from libs.errors import InvariantError, LocalProtocolError, TransferFailed
 from libs.fabric.params import UB
+from libs.fabric.sharding import Sharding
 from libs.runtime.asyncio_host import HostOptions
 from libs.wire.codec import decode_frame, encode_frame
 from libs.wire.control import Refused
@@ -71,7 +72,7 @@ async def test_a_question_is_answered(world: World) -> None:
 async def test_frames_go_to_the_emulators_shard_in_their_own_lane(world: World) -> None:
     await world.listen("xds.fabric.*", Lane.BULK)
     transmit = Transmit(4, 7, ANSWER, charge_bytes=999, repeat=3, at_ns=50)
-    await world.host(on_start(transmit), options=HostOptions(shards=2))
+    await world.host(on_start(transmit), options=HostOptions(sharding=Sharding(2)))
     await until(lambda: bool(world.heard))
     subject, _, frame = world.heard[0]
     assert subject == "xds.fabric.1"
