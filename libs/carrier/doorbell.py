@@ -10,7 +10,6 @@ milliseconds each, as soon as there are more busy processes than cores.
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 
@@ -21,11 +20,15 @@ def make_doorbell() -> int:
 
 def ring(doorbell: int) -> None:
     """Wake whoever listens; the one before it not having been answered yet is fine."""
-    with contextlib.suppress(BlockingIOError):  # 2^64 - 2 unanswered rings: it is awake
+    try:
         os.eventfd_write(doorbell, 1)
+    except BlockingIOError:  # 2^64 - 2 unanswered rings: it is awake
+        return
 
 
 def answer(doorbell: int) -> None:
     """Take all rings so far; look at the rings of memory after this, never before."""
-    with contextlib.suppress(BlockingIOError):
+    try:
         os.eventfd_read(doorbell)
+    except BlockingIOError:  # somebody else who listens was faster
+        return

@@ -151,10 +151,8 @@ def make_segments(
     if not root.is_dir() or not os.access(root, os.W_OK):
         raise BadInput(f"{root} is not a writable directory (a tmpfs is needed)", field="shm.root")
     numbers = sorted(set(dies))
-    with _opened(root, os.O_RDONLY) as everybody:
-        # Held until our directory has its own lock: before that it looks abandoned to others.
-        fcntl.flock(everybody, fcntl.LOCK_EX)
-        remove_abandoned(root)
+    with _locked(root):  # until our directory has its own lock: before that it looks abandoned
+        _sweep(root)
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,13 +172,31 @@ def make_segments(
 
 def remove_abandoned(root: Path) -> list[Path]:
     """Remove the directories whose supervisor and children are all dead; returns them."""
+    with _locked(root):
+        return _sweep(root)
+
+
+def _sweep(root: Path) -> list[Path]:
     removed = []
     for directory in sorted(root.glob(f"{_PREFIX}*")):
-        with contextlib.suppress(OSError), _opened(directory / "lock", os.O_RDWR) as lock:
+        # A lock that is missing is made: its supervisor died before it made it, or in the middle
+        # of removing. If it is alive and removing, both remove, and neither minds the other.
+        with (
+            contextlib.suppress(OSError),
+            _opened(directory / "lock", os.O_RDWR | os.O_CREAT) as lock,
+        ):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory)
+            shutil.rmtree(directory, ignore_errors=True)
             removed.append(directory)
     return removed
+
+
+@contextlib.contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """One at a time begins or sweeps in `root`."""
+    with _opened(root, os.O_RDONLY) as everybody:
+        fcntl.flock(everybody, fcntl.LOCK_EX)
+        yield
 
 
 # ---------------------------------------------------------------- pages
