@@ -16,8 +16,7 @@ namespace of events; closing it fails its messages and nobody else's.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import Counter
 
 from libs.errors import (
     Backpressure,
@@ -27,6 +26,7 @@ from libs.errors import (
     RemoteProtocolError,
 )
 from libs.xccl.frames import Landing
+from libs.xccl.lines import Line, Machine, Order
 from libs.xccl.memory import (
     DIES_MAX,
     Area,
@@ -41,7 +41,6 @@ from libs.xccl.p2p import (
     Copied,
     Effect,
     Event,
-    Failed,
     Flow,
     Limits,
     LocalCopy,
@@ -56,22 +55,6 @@ from libs.xccl.paths import Path
 from libs.xccl.receive import ReceiveMachine
 from libs.xccl.ring import HEADER_BYTES, Admission, ReceiveRing, RingShape, SendRing, SlotHeader
 from libs.xccl.send import SendMachine
-
-Order = Send | Receive
-Machine = SendMachine | ReceiveMachine
-
-
-@dataclass(slots=True)
-class _Line:
-    """The messages of one flow: the one under way, and those behind it."""
-
-    machine: Machine | None = None
-    queue: deque[Order] = field(default_factory=deque)
-
-    def events(self) -> list[int]:
-        """Every event on the line."""
-        running = [] if self.machine is None else [self.machine.order.event]
-        return running + [order.event for order in self.queue]
 
 
 class Endpoint:
@@ -93,7 +76,7 @@ class Endpoint:
         self.shape = shape or RingShape()
         self.limits = limits or Limits()
         self.refused: Counter[str] = Counter()
-        self._lines: dict[Flow, _Line] = {}
+        self._lines: dict[Flow, Line] = {}
         self._lives: dict[int, int] = {}
         self._outgoing: dict[int, SendRing] = {}
         self._incoming: dict[int, ReceiveRing] = {}
@@ -110,14 +93,14 @@ class Endpoint:
 
     def receive(self, order: Receive) -> list[Effect]:
         """Begin or queue a receive."""
-        return self._enqueue(order)
+        return [*self._enqueue(order), *self._receiving(order)]
 
     def _enqueue(self, order: Order) -> list[Effect]:
         if not 0 <= order.peer < DIES_MAX or order.peer == self.die:
             raise BadInput(f"die {self.die} has no flow with die {order.peer}", field="peer")
         if not 0 <= order.offset <= order.offset + order.nbytes <= len(self.memory.application):
             raise BadInput("the range is outside the application area", field="offset")
-        line = self._lines.setdefault(order.flow, _Line())
+        line = self._lines.setdefault(order.flow, Line())
         if order.event in line.events():
             raise LocalProtocolError(f"event {order.event:#x} is already on {order.flow}")
         if len(line.queue) >= self.limits.outstanding_max:
@@ -125,7 +108,36 @@ class Endpoint:
         line.queue.append(order)
         return self._advance(line)
 
-    def _advance(self, line: _Line) -> list[Effect]:
+    def _receiving(self, order: Receive) -> list[Effect]:
+        """The sender may be at this message already, and another be waited for."""
+        line, ring = self._lines[order.flow], self._receive_ring(order.peer)
+        lanes = [ring.lanes[index] for index in ring.used()]
+        come = any(x.tail and x.tail.event_id == order.event and x.fresh for x in lanes)
+        return self._advance(line) if come and line.promote(order.event) else []
+
+    def weight(self, flow: Flow, nbytes: int) -> int:
+        """What `nbytes` of the message under way on `flow` stand for on the emulated timeline."""
+        line = self._lines.get(flow)
+        return nbytes if line is None else line.weight(nbytes)
+
+    def idle(self, flow: Flow) -> bool:
+        """Whether no message is under way on `flow`."""
+        line = self._lines.get(flow)
+        return line is None or line.machine is None
+
+    def room(self, flow: Flow) -> bool:
+        """Whether one more message may be asked for on `flow`."""
+        line = self._lines.get(flow)
+        return (0 if line is None else len(line.queue)) < self.limits.outstanding_max
+
+    def cancel(self, flow: Flow, event: int, reason: str) -> list[Effect]:
+        """Fail one message, wherever it is; one that is over or was never there is fine."""
+        line = self._lines.get(flow)
+        if line is None or event not in line.events():
+            return []
+        return line.fail([event], reason, self.memory) + self._advance(line)
+
+    def _advance(self, line: Line) -> list[Effect]:
         """Start what is next when nothing is under way any more."""
         effects: list[Effect] = []
         while line.machine is None or line.machine.outcome is not None:
@@ -219,6 +231,8 @@ class Endpoint:
             # The sender repeats what has long been consumed: its ACK was lost.
             effects.append(ReceiveMachine.acknowledgement(ring, lane, news.event_id))
         if line is not None and line.machine is not None:
+            if line.promote(news.event_id):
+                effects += self._advance(line)
             return effects + self.handle(Visible(flow, lane))
         if news.event_id in ring.aborted and news.tail != ABORTED:
             effects += ReceiveMachine.refuse(ring, news.event_id)
@@ -301,7 +315,7 @@ class Endpoint:
         for role in Role:
             line = self._lines.get(Flow(peer, role))
             if line is not None:
-                effects += self._fail_all(line, f"die {peer} restarted", line.events())
+                effects += line.fail(line.events(), f"die {peer} restarted", self.memory)
         self._lives[peer] = life
         self._outgoing.pop(peer, None)
         self._incoming.pop(peer, None)
@@ -315,20 +329,8 @@ class Endpoint:
         effects: list[Effect] = []
         for line in list(self._lines.values()):
             mine = [event for event in line.events() if namespace_of(event) == namespace]
-            effects += self._fail_all(line, f"namespace {namespace} was closed", mine)
+            effects += line.fail(mine, f"namespace {namespace} was closed", self.memory)
             effects += self._advance(line)
-        return effects
-
-    def _fail_all(self, line: _Line, reason: str, events: list[int]) -> list[Effect]:
-        """Fail what waits with one of these events, and abort what is under way with one."""
-        effects: list[Effect] = []
-        for order in [order for order in line.queue if order.event in events]:
-            line.queue.remove(order)
-            if isinstance(order, Receive) and order.registered is not None:
-                self.memory.retire(order.registered)
-            effects.append(Failed(order.flow, order.event, Step.OPEN, reason, definite=True))
-        if line.machine is not None and line.machine.order.event in events:
-            effects += line.machine.abort(reason)
         return effects
 
     def validate(self) -> None:

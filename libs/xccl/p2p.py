@@ -25,22 +25,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
 
 from libs import units
 from libs.errors import BadInput, DeadlineExceeded, OperatingError, PeerLost, TransferFailed
+from libs.patience import wait_ns
 from libs.xccl.memory import Area, Destination, PairEpoch
 from libs.xccl.paths import Path
-from libs.xccl.ring import BLOCK_BYTES
 
 #: `MetadataField.tail` of a message that its writer gave up.
 ABORTED = (1 << 64) - 1
-#: A share below this is not worth a further lane, nor its two more fields to write (assumed).
-LANE_BYTES_MIN = 16 * 1024
-#: Pieces of a lane's share: few enough not to drown in headers, many enough that filling and
-#: draining the pipeline is little of the whole (assumed); but none is smaller than that.
-LANE_CHUNKS = 16
-CHUNK_BYTES_MIN = 24 * 1024
 _NAMESPACE_SHIFT = 32
 
 
@@ -93,6 +86,10 @@ class Limits:
     #: Messages that may be queued on one flow.
     outstanding_max: int = 64
 
+    def repeat_ns(self, retransmits: int) -> int:
+        """The sender's wait after so many retransmits."""
+        return wait_ns(self.wait_ns, retransmits)
+
 
 # ---------------------------------------------------------------- what callers ask for
 
@@ -101,6 +98,8 @@ class Limits:
 class Send:
     """Send a range of the application area. With `into` it goes straight to that destination of
     the peer (zero-copy), without it through the managed ring and one copy at the receiver.
+
+    `charge_bytes` is what the message weighs on the emulated timeline, 0 for what it is.
     """
 
     event: int
@@ -111,6 +110,7 @@ class Send:
     path: Path = Path.MTE
     into: Destination | None = None
     asynchronous: bool = False
+    charge_bytes: int = 0
 
     @property
     def flow(self) -> Flow:
@@ -129,6 +129,7 @@ class Receive:
     aivs: int = 2
     registered: Destination | None = None
     asynchronous: bool = False
+    charge_bytes: int = 0
 
     @property
     def flow(self) -> Flow:
@@ -202,9 +203,10 @@ class LocalCopy:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Say `WaitOver(number)` after `delay_ns`."""
+    """Say `WaitOver(number)` after `delay_ns`; every message begins with one."""
 
     flow: Flow
+    event: int
     number: int
     delay_ns: int
     step: Step
@@ -304,40 +306,3 @@ class WaitOver:
 
 
 Event = Loaded | Fenced | Copied | Visible | WaitOver
-
-
-# ---------------------------------------------------------------- cutting a message
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """`nbytes` at `offset` of the message."""
-
-    offset: int
-    nbytes: int
-
-
-def cut(nbytes: int, lanes_max: int, chunk_bytes_max: int) -> tuple[tuple[Chunk, ...], ...]:
-    """Divide a message among lanes, evenly, and each share into even chunks.
-
-    Chunks are small enough to keep loading, storing and copying at the same time, and lanes no more
-    than the message can keep busy. There is always at least one chunk, if need be an empty one.
-    """
-    assert chunk_bytes_max % BLOCK_BYTES == 0, chunk_bytes_max
-    lanes = max(1, min(lanes_max, nbytes // min(LANE_BYTES_MIN, chunk_bytes_max)))
-    piece = _blocks(-(-nbytes // (lanes * LANE_CHUNKS)))
-    wanted = min(chunk_bytes_max, max(CHUNK_BYTES_MIN, piece))
-    bounds = [nbytes * lane // lanes // BLOCK_BYTES * BLOCK_BYTES for lane in range(lanes)]
-    return tuple(_pieces(begin, end, wanted) for begin, end in pairwise((*bounds, nbytes)))
-
-
-def _pieces(begin: int, end: int, wanted: int) -> tuple[Chunk, ...]:
-    """A share in as few chunks of at most `wanted` bytes as possible, evenly, in whole blocks."""
-    share = end - begin
-    size = _blocks(-(-share // max(1, -(-share // wanted))))
-    starts = range(begin, end, size) if share else (begin,)
-    return tuple(Chunk(start, min(size, end - start)) for start in starts)
-
-
-def _blocks(nbytes: int) -> int:
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES

@@ -15,8 +15,10 @@ from libs.fabric.params import UB
 UB_BYTES_PER_S = UB.ub_bytes_per_s
 #: Remote stores of one AIV core (fitted: Fig. 5 leaves 34-38 GB/s).
 AIV_BYTES_PER_S = 36_000_000_000
+#: AIV cores from which on the link, not the cores, limits a send.
+FILLING_AIVS = -(-UB_BYTES_PER_S // AIV_BYTES_PER_S)
 #: Launch of a kernel up to its first transfer (fitted: 19.6 us of the law at 1 MiB, 2 AIV).
-KERNEL_START_NS = units.us(0.6)
+KERNEL_START_NS = units.us(0.75)
 #: Local transfers between one AIV core's buffer and HBM (assumed; above 36 GB/s, so that copies
 #: overlap with the wire, as the ratio of Fig. 5 demands), and of all cores together (given:
 #: 1.6 TB/s of HBM per die).

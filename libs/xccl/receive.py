@@ -71,12 +71,17 @@ class ReceiveMachine:
         self._verified = False
         self._progress = False
         self._idle_waits = 0
-        self._waits = 0
+        self._wait_number = 0
 
     @property
     def begun(self) -> bool:
         """Whether anything of the message has been consumed or is being copied."""
         return bool(self._received or self._copying or self._verified or self._rejected)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether nothing has come for the message yet, and nobody has given it up."""
+        return not self.begun and self._failing is None and self.outcome is None
 
     # ------------------------------------------------------------ events
 
@@ -99,7 +104,7 @@ class ReceiveMachine:
             case Fenced(number=number):
                 return self._fenced(number)
             case WaitOver(number=number):
-                return self._overdue() if number == self._waits else []
+                return self._overdue() if number == self._wait_number else []
             case Loaded():
                 return []
             case _:
@@ -145,8 +150,8 @@ class ReceiveMachine:
         """A tail of another event: an old one, one given up here, or a disagreement."""
         if tail.event_id in self.ring.aborted:
             return self.refuse(self.ring, tail.event_id)
-        if tail.tail == ABORTED or tail.chunk_id <= lane.consumed:
-            return []
+        if tail.tail == ABORTED or not lane.fresh or not self.begun:
+            return []  # old, or a message that nobody has asked for yet
         return self.abort(f"the sender is at event {tail.event_id:#x}", Step.TAIL)
 
     def _under_way(self, index: int) -> int:
@@ -270,10 +275,11 @@ class ReceiveMachine:
     # ------------------------------------------------------------ bounded waits and the end
 
     def _wait(self) -> Wait:
-        self._waits += 1
+        self._wait_number = self.ring.token()
         self._progress = False
         polling = not self.order.asynchronous
-        return Wait(self.order.flow, self._waits, self._limits.wait_ns, Step.TAIL, polling)
+        order, delay_ns = self.order, self._limits.wait_ns
+        return Wait(order.flow, order.event, self._wait_number, delay_ns, Step.TAIL, polling)
 
     def _overdue(self) -> list[Effect]:
         if self._failing is not None:

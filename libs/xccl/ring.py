@@ -42,7 +42,7 @@ ATTEMPT_MAX = (1 << 16) - 1
 class RingShape:
     """The fixed sizes of a ring: eight slots per lane, each of one buffer half (assumed).
 
-    Eight of the smallest pieces cover one AIV's bandwidth times the round trip of 4.5 us.
+    Eight of an AIV core's pieces (`libs.xccl.cut`) cover its bandwidth times the 4.1 us to an ACK.
     """
 
     slots: int = 8
@@ -199,6 +199,11 @@ class ReceiveLane:
     taken: int = 0
     acked: int = 0
     tail: MetadataField | None = None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the newest tail speaks of chunks that have not been consumed."""
+        return self.tail is not None and self.tail.chunk_id > self.consumed
 
     def validate(self, shape: RingShape) -> None:
         """Consume before ACK; nothing is taken that the ring could not hold."""

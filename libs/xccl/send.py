@@ -27,10 +27,10 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from libs.errors import LocalProtocolError
+from libs.xccl.cut import PIECE_BYTES, Chunk, cut
 from libs.xccl.memory import Area, DieMemory, Kind, MetadataField, field_offset
 from libs.xccl.p2p import (
     ABORTED,
-    Chunk,
     Complete,
     Copied,
     Effect,
@@ -48,10 +48,9 @@ from libs.xccl.p2p import (
     Visible,
     Wait,
     WaitOver,
-    cut,
 )
 from libs.xccl.paths import Path
-from libs.xccl.ring import HALF_BUFFER_BYTES, SendRing, SlotHeader
+from libs.xccl.ring import SendRing, SlotHeader
 
 #: One DMA descriptor of a zero-copy message; assumed.
 DMA_PIECE_BYTES = 4 << 20
@@ -98,8 +97,8 @@ class SendMachine:
         self._descriptor = order.into is None
         self._progress = False
         self._retransmits = 0
-        self._waits = 0
-        plan = cut(order.nbytes, self._lanes_max(), self._chunk_bytes_max())
+        self._wait_number = 0
+        plan = cut(order.nbytes, self._lanes_max(), self._piece_bytes_max())
         self._lanes = [
             _Lane(index, ring.lanes[index].written, chunks) for index, chunks in enumerate(plan)
         ]
@@ -107,10 +106,11 @@ class SendMachine:
     def _lanes_max(self) -> int:
         return min(self.order.aivs, self.ring.shape.lanes) if self.order.path is Path.MTE else 1
 
-    def _chunk_bytes_max(self) -> int:
-        if self.order.into is None:
-            return self.ring.shape.payload_bytes
-        return HALF_BUFFER_BYTES if self.order.path is Path.MTE else DMA_PIECE_BYTES
+    def _piece_bytes_max(self) -> int:
+        slot = self.ring.shape.payload_bytes
+        if self.order.path is Path.MTE:
+            return PIECE_BYTES if self._direct() else min(PIECE_BYTES, slot)
+        return DMA_PIECE_BYTES if self._direct() else slot
 
     # ------------------------------------------------------------ events
 
@@ -133,7 +133,7 @@ class SendMachine:
             case Visible(lane=lane):
                 return self._acked(lane)
             case WaitOver(number=number):
-                return self._overdue() if number == self._waits else []
+                return self._overdue() if number == self._wait_number else []
             case Copied():
                 return []
             case _:
@@ -293,11 +293,13 @@ class SendMachine:
     # ------------------------------------------------------------ bounded waits
 
     def _wait(self) -> Wait:
-        self._waits += 1
+        self._wait_number = self.ring.token()
         self._progress = False
         step = Step.ACK if self._all_out() else Step.DATA
         polling = not self.order.asynchronous
-        return Wait(self.order.flow, self._waits, self._limits.wait_ns, step, polling)
+        delay_ns = self._limits.repeat_ns(self._retransmits)
+        order = self.order
+        return Wait(order.flow, order.event, self._wait_number, delay_ns, step, polling)
 
     def _overdue(self) -> list[Effect]:
         if self._progress:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from services.cli.client import running_pod
 from services.cli.console import out, print_json, reporting
 from services.cli.options import Json
+from services.cli.plots import prepare
 
+Plot = Annotated[
+    Path | None, typer.Option("--plot", metavar="DIR", help="Draw the figures into DIR.")
+]
 bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks.")
 
 
@@ -33,17 +39,69 @@ def pace(
             out.print(f"client {seen} ms, emulated {charged} ms per token, ratio {report['ratio']}")
 
 
-@bench_app.command("xccl")
-def xccl(
-    part: Annotated[str, typer.Argument(help="p2p (Fig. 5) or collectives (Fig. 6, A2E, E2A).")],
+@bench_app.command("carrier")
+def carrier(
+    rounds: Annotated[int, typer.Option(min=1, help="Frames per size and way.")] = 200,
     as_json: Json = False,
 ) -> None:
-    """Latencies of XCCL over the emulated fabric in virtual time, beside the published ones."""
-    from services.cli.bench_xccl import bench_xccl, show
+    """Latency of a UB frame between two processes: shared memory, socket, NATS, plain copy."""
+    from services.cli.bench_carrier import show
+    from services.superpod.bench_carrier import run
 
     with reporting(as_json):
-        report = bench_xccl(part)
+        report = run(rounds=rounds)
         if as_json:
             print_json(report)
         else:
             show(report)
+
+
+@bench_app.command("xccl")
+def xccl(
+    part: Annotated[
+        str | None,
+        typer.Argument(help="p2p (Fig. 5) or collectives (Fig. 6, A2E, E2A); default both."),
+    ] = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Latencies of XCCL over the emulated fabric in virtual time, beside the published ones."""
+    from services.cli.bench_xccl import bench_xccl, chosen_parts, show
+    from services.cli.plots_xccl import draw_xccl
+
+    with reporting(as_json):
+        parts = chosen_parts(part)
+        _report(lambda: bench_xccl(parts), show, draw_xccl, as_json=as_json, plot=plot)
+
+
+@bench_app.command("fabric")
+def fabric(as_json: Json = False, plot: Plot = None) -> None:
+    """Latency, bandwidth, sharing and queueing of the emulated links, and the emulator's speed."""
+    from services.cli.bench_fabric import show
+    from services.cli.plots_fabric import draw_fabric
+    from services.superpod.bench_fabric import run
+
+    with reporting(as_json):
+        _report(run, show, draw_fabric, as_json=as_json, plot=plot)
+
+
+def _report(
+    run: Callable[[], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None],
+    draw: Callable[[dict[str, Any], Path], list[str]],
+    *,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Measure, draw if asked to, and print; a folder that cannot be used stops it first."""
+    folder = None if plot is None else prepare(plot)
+    report = run()
+    figures = [] if folder is None else draw(report, folder)
+    if folder is not None:
+        report["figures"] = figures
+    if as_json:
+        print_json(report)
+        return
+    show(report)
+    for path in figures:
+        out.print(f"drawn {path}", soft_wrap=True)

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from libs.errors import BadInput
-from services.cli.console import out
+from services.cli.console import err, out
 from services.superpod import bench_collectives, bench_p2p
 
 #: What can be measured; each run gives headline figures by name, and `grid` (and `paths`) by point.
@@ -24,29 +24,50 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {
 PUBLISHED = {
     "p2p_us_1mib_2aiv": "below 20",
     "p2p_ratio_9mb": "more than 2.5",
+    "p2p_us_max": "140, the axis of Fig. 5",
     "crossover_batch": "about 32",
     "a2e_us": "172",
     "e2a_us": "193",
     "trampoline_breakeven_us": "-",
+    "trampoline_breakeven_e2a_us": "-",
     "same_under_sim_host": "-",
 }
+_LISTS = ("grid", "paths", "by_construction")
 
 
-def bench_xccl(part: str) -> dict[str, Any]:
-    """Run one part; raises `BadInput` for a name that is not in `PARTS`."""
+def chosen_parts(part: str | None) -> tuple[str, ...]:
+    """The parts to run, all without a name; raises `BadInput` for one that is not in `PARTS`."""
+    if part is None:
+        return tuple(PARTS)
     if part not in PARTS:
         raise BadInput(f"part is one of {', '.join(PARTS)}, not {part!r}", field="part")
-    return PARTS[part]()
+    return (part,)
+
+
+def bench_xccl(parts: tuple[str, ...]) -> dict[str, Any]:
+    """One report of all `parts`: their headlines side by side, their points in one list."""
+    report: dict[str, Any] = {}
+    lists: dict[str, list[Any]] = {}
+    for part in parts:
+        with err.status(f"measuring {part}, less than a minute"):
+            measured = PARTS[part]()
+        for name, value in measured.items():
+            if name in _LISTS:
+                lists[name] = [*lists.get(name, ()), *value]
+            else:
+                report[name] = value
+    return report | {name: lists[name] for name in reversed(_LISTS) if name in lists}
 
 
 def show(report: dict[str, Any]) -> None:
     """The headline figures; the points are for `--json`."""
-    fitted = report.get("by_construction", [])
+    fitted = report["by_construction"]
     table = Table("figure", "measured", "published", "")
     for name, published in PUBLISHED.items():
         if name in report:
             note = "by construction" if name in fitted else ""
-            table.add_row(name, str(report[name]), published, note)
+            value = "none found" if report[name] is None else str(report[name])
+            table.add_row(name, value, published, note)
     out.print(table)
     points = len(report["grid"]) + len(report.get("paths", []))
     out.print(f"{points} points; --json prints them")

@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from libs.errors import BadInput, XdsError
@@ -44,7 +45,7 @@ def _report(as_json: bool, message: str, *, field: str | None, code: int) -> Non
     if as_json:
         print_json({"ok": False, "error": message, "field": field})
     else:
-        err.print(f"[bold red]error[/]: {message}", soft_wrap=True)
+        err.print(f"[bold red]error[/]: {escape(message)}", soft_wrap=True)
     raise typer.Exit(code)
 
 

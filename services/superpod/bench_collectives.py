@@ -55,7 +55,7 @@ ROUTED_EXPERTS = 256
 #: P047: one domain of 160 attention dies, 288 expert dies, 96 tokens per die (given).
 ATTENTION_DIES, EXPERT_DIES, TOKENS = 160, 288, 96
 #: Metadata cost per peer that the ablation sweeps besides 0 (assumed; no figure is published).
-METADATA_NS = (300, 600)
+METADATA_NS = (300, 450, 600, 900)
 #: What an all-to-all reaches on a link, and nothing else of the fabric, differs from P2P.
 FABRIC: FabricParams = replace(UB, ub_bytes_per_s=cost.A2A.bytes_per_s)
 EMULATOR = "fabric_emulator.0"
@@ -65,7 +65,7 @@ Counts = dict[int, dict[int, int]]
 
 
 def run() -> dict[str, Any]:
-    """Everything, in the form of `--json`; about 25 s.
+    """Everything, in the form of `--json`; about 40 s.
 
     Frames form no cycles, and looking for some among them would be a sixth of the time.
     """
@@ -81,18 +81,21 @@ def run() -> dict[str, Any]:
 def _run() -> dict[str, Any]:
     fig6 = [row for batch in BATCHES for row in _fig6(batch, even_counts(batch, EP), "even")]
     uneven = _fig6(96, uniform_counts(96, EP, SEED), "uniform")
-    trampolines = {scheme: _domain(scheme, 0, back=scheme is Scheme.GROUPED) for scheme in Scheme}
+    trampolines = {
+        scheme: _domain(scheme, 0, back=scheme is not Scheme.PAIRED) for scheme in Scheme
+    }
     cut_through = _domain(Scheme.GROUPED, 0, barrier=False, back=False)
     straight, grouped = trampolines[Scheme.STRAIGHT], trampolines[Scheme.GROUPED]
-    ablation = [_ablation(straight, grouped)]
+    ablation = _ablation(straight, grouped)
     for metadata_ns in METADATA_NS:
-        pair = (_domain(s, metadata_ns, back=False) for s in (Scheme.STRAIGHT, Scheme.GROUPED))
-        ablation.append(_ablation(*pair))
+        pair = (_domain(scheme, metadata_ns) for scheme in (Scheme.STRAIGHT, Scheme.GROUPED))
+        ablation += _ablation(*pair)
     return {
         "crossover_batch": crossover(fig6),
         "a2e_us": grouped["a2e_us"],
         "e2a_us": grouped["e2a_us"],
-        "trampoline_breakeven_us": breakeven_us(ablation),
+        "trampoline_breakeven_us": breakeven_us(ablation, "a2e"),
+        "trampoline_breakeven_e2a_us": breakeven_us(ablation, "e2a"),
         "same_under_sim_host": same_under_sim_host(),
         "by_construction": ["crossover_batch", "a2e_us", "e2a_us"],
         "grid": [*fig6, *uneven, *trampolines.values(), cut_through, *ablation],
@@ -173,7 +176,7 @@ def _fig6(batch: int, counts: Counts, routing: str) -> list[dict[str, Any]]:
     )
     return [
         {
-            "what": what, "ep": EP, "batch": batch, "routing": routing,
+            "figure": "6", "what": what, "ep": EP, "batch": batch, "routing": routing,
             "us": round(measured, 3), "closed_form_us": round(units.to_us(formula), 3),
         }
         for what, measured, formula in rows
@@ -233,7 +236,8 @@ def _domain(
     host.start()
     begin_ns = max(core.last_ns for core in experts.values())
     row: dict[str, Any] = {
-        "what": "domain", "scheme": scheme.value, "barrier": barrier, "metadata_ns": metadata_ns,
+        "figure": "a2e_e2a", "what": "domain",
+        "scheme": scheme.value, "barrier": barrier, "metadata_ns": metadata_ns,
         "attention": ATTENTION_DIES, "experts": EXPERT_DIES, "tokens": TOKENS,
         "a2e_us": round(units.to_us(begin_ns), 3),
     }  # fmt: skip
@@ -250,19 +254,29 @@ def _domain(
     return row
 
 
-def _ablation(straight: dict[str, Any], trampoline: dict[str, Any]) -> dict[str, Any]:
+def _ablation(straight: dict[str, Any], trampoline: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row per direction: the same exchange with and without trampolines."""
     assert straight["metadata_ns"] == trampoline["metadata_ns"]
-    return {
-        "what": "trampoline_ablation",
-        "metadata_ns": straight["metadata_ns"],
-        "straight_us": straight["a2e_us"],
-        "trampoline_us": trampoline["a2e_us"],
-    }
+    return [
+        {
+            "figure": "a2e_e2a",
+            "what": "trampoline_ablation",
+            "direction": direction,
+            "metadata_ns": straight["metadata_ns"],
+            "straight_us": straight[f"{direction}_us"],
+            "trampoline_us": trampoline[f"{direction}_us"],
+        }
+        for direction in ("a2e", "e2a")
+    ]
 
 
-def breakeven_us(ablation: list[dict[str, Any]]) -> float | None:
+def breakeven_us(ablation: list[dict[str, Any]], direction: str) -> float | None:
     """The metadata cost per peer from which trampolines pay off; None when no point shows it."""
-    gain = [(row["metadata_ns"], row["straight_us"] - row["trampoline_us"]) for row in ablation]
+    gain = [
+        (row["metadata_ns"], row["straight_us"] - row["trampoline_us"])
+        for row in ablation
+        if row["direction"] == direction
+    ]
     for (metadata_ns, lost), (next_ns, won) in pairwise(gain):
         if lost < 0 <= won:
             at_ns = metadata_ns + (next_ns - metadata_ns) * lost / (lost - won)

@@ -81,7 +81,10 @@ class World:
         self.dies = [self._new_die(die, 1) for die in range(dies)]
         self.bag: list[Packet] = []
         self.transfers: dict[int, Transfer] = {}
+        self.unposted: list[tuple[int, Receive]] = []
         self.landed = 0
+        self._waits = 0
+        self._began: dict[tuple[int, Flow], int] = {}
         self._sections: defaultdict[tuple[int, int, Flow, int], int] = defaultdict(int)
 
     def _new_die(self, die: int, life: int) -> _Die:
@@ -96,9 +99,9 @@ class World:
 
     def transfer(
         self, source: int, target: int, nbytes: int, *, aivs: int = 2, direct: bool = False,
-        path: Path = Path.MTE,
+        path: Path = Path.MTE, later: bool = False,
     ) -> Transfer:  # fmt: skip
-        """Post a send and its receive."""
+        """Post a send and its receive, or leave the receive for `post`."""
         event = p2p.event_id(7, len(self.transfers) + 1)
         content = bytes((event * 37 + index * 11) % 251 for index in range(nbytes))
         begin, goal = self._space(source, nbytes), self._space(target, nbytes)
@@ -109,9 +112,29 @@ class World:
         into = memory.register(goal, nbytes) if direct else None
         receive = Receive(event, source, goal, nbytes, aivs, into)
         send = Send(event, target, begin, nbytes, aivs, path, into)
-        self._carry_out(target, self.endpoint(target).receive(receive))
+        self.unposted.append((target, receive))
+        if not later:
+            self.post(-1)
         self._carry_out(source, self.endpoint(source).send(send))
         return made
+
+    def post(self, index: int) -> None:
+        """Post one of the receives that were left for later."""
+        if self.unposted:
+            at = index if index < 0 else index % len(self.unposted)
+            target, receive = self.unposted.pop(at)
+            if self.transfers[receive.event].received is None:  # its die did not restart
+                self._carry_out(target, self.endpoint(target).receive(receive))
+
+    def cancel(self, index: int, role: Role) -> None:
+        """One end gives a message up."""
+        if self.transfers:
+            transfer = list(self.transfers.values())[index % len(self.transfers)]
+            sends = role is Role.SEND
+            die, peer = transfer.source, transfer.target
+            die, peer = (die, peer) if sends else (peer, die)
+            effects = self.endpoint(die).cancel(Flow(peer, role), transfer.event, "cancelled")
+            self._carry_out(die, effects)
 
     def _space(self, die: int, nbytes: int) -> int:
         begin = self.dies[die].used
@@ -198,12 +221,20 @@ class World:
 
     def wait(self, index: int) -> None:
         """A wait ends, be it early or late."""
-        waits = [(die, place) for die, x in enumerate(self.dies) for place in range(len(x.waits))]
+        waits = [(die, asked) for die, state in enumerate(self.dies) for asked in state.waits]
         if waits:
-            die, place = waits[index % len(waits)]
-            asked = self.dies[die].waits.pop(place)
-            event = p2p.WaitOver(asked.flow, asked.number)
-            self._carry_out(die, self.endpoint(die).handle(event))
+            self._wait_over(*waits[index % len(waits)])
+
+    def wait_oldest(self) -> None:
+        """All waits are equally long, so the one that began first ends first."""
+        waits = [(die, asked) for die, state in enumerate(self.dies) for asked in state.waits]
+        if waits:
+            self._wait_over(*min(waits, key=lambda x: self._began[x[0], x[1].flow]))
+
+    def _wait_over(self, die: int, asked: p2p.Wait) -> None:
+        self.dies[die].waits.remove(asked)
+        event = p2p.WaitOver(asked.flow, asked.number)
+        self._carry_out(die, self.endpoint(die).handle(event))
 
     def rot(self, die: int, index: int) -> None:
         """A byte changes in a slot of a die's managed memory."""
@@ -259,6 +290,7 @@ class World:
                 case p2p.Wait():
                     state.waits = [x for x in state.waits if x.flow != effect.flow]
                     state.waits.append(effect)
+                    self._began[die, effect.flow] = self._waits = self._waits + 1
                 case Complete() | Failed():
                     self._ended(die, effect)
                 case _:
@@ -295,13 +327,15 @@ class World:
         """From here on the fabric behaves; everything must come to its end."""
         for die in range(len(self.dies)):
             self.tell(die)
+        while self.unposted:
+            self.post(0)
         for _ in range(steps_max):
             if any(state.answers for state in self.dies):
                 self.answer(0)
             elif self.bag:
                 self.deliver(0)
             elif self.running():
-                self.wait(0)
+                self.wait_oldest()
             else:
                 break
         self.check()

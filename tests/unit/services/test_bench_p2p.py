@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,10 +43,13 @@ def test_the_law_emerges_over_the_grid() -> None:
     rows = run_grid((36 * KB, 288 * KB, 1152 * KB), (2, 8, 48))
     for row in rows:
         assert row["us"] == pytest.approx(row["law_us"], rel=0.06), row
-    by_size = [row["us"] for row in rows if row["aivs"] == 2]
-    assert by_size == sorted(by_size)
-    more_cores = [row["us"] for row in rows if row["bytes"] == 1152 * KB]
-    assert more_cores == sorted(more_cores, reverse=True)
+
+
+@pytest.mark.parametrize("nbytes", [36 * KB, 133_344, 1_100_000])
+def test_no_core_too_many_makes_a_message_slower(nbytes: int) -> None:
+    times = [run_case(P2pCase(nbytes, aivs)) for aivs in range(1, 49)]
+    assert all(more <= few + 1 for few, more in pairwise(times)), times  # rounded up to 1 ns
+    assert times[5] < times[0] / 1.1
 
 
 def test_zero_copy_and_polling_save_what_they_should() -> None:

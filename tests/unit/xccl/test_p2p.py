@@ -15,6 +15,7 @@ from libs.errors import (
     TransferFailed,
 )
 from libs.xccl import p2p
+from libs.xccl.cut import PIECE_BYTES, cut
 from libs.xccl.endpoint import Endpoint
 from libs.xccl.frames import Landing
 from libs.xccl.memory import Area, DieMemory, Kind, MetadataField, PairEpoch, Quota, field_offset
@@ -35,11 +36,11 @@ from libs.xccl.p2p import (
     Step,
     Wait,
     WaitOver,
-    cut,
     event_id,
 )
+from libs.xccl.p2p_cost import FILLING_AIVS
 from libs.xccl.paths import Path
-from libs.xccl.ring import RingShape
+from libs.xccl.ring import BLOCK_BYTES, RingShape
 from tests.support.p2p_world import LIMITS, SHAPE, Packet, World
 
 EVENT = event_id(1, 1)
@@ -668,10 +669,29 @@ def test_chunks_cover_a_message_once_and_fit_their_slots(
         for chunk in share:
             assert chunk.offset == end
             assert chunk.nbytes <= chunk_max
+            assert chunk.nbytes or not nbytes
             end += chunk.nbytes
     assert end == nbytes
 
 
+@given(st.integers(1, 10_000_000), st.integers(1, 48))
+def test_pieces_are_equal_and_evenly_dealt(nbytes: int, lanes: int) -> None:
+    plan = cut(nbytes, lanes, PIECE_BYTES)
+    sizes = [chunk.nbytes for share in plan for chunk in share]
+    assert max(sizes) - min(sizes) < 2 * BLOCK_BYTES
+    counts = [len(share) for share in plan]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] - counts[-1] <= (len(plan) >= FILLING_AIVS), "nobody waits for a slow core"
+
+
+@given(st.integers(1, 10_000_000), st.integers(1, 47))
+def test_a_further_core_never_makes_a_piece_longer(nbytes: int, lanes: int) -> None:
+    few, more = (cut(nbytes, count, PIECE_BYTES) for count in (lanes, lanes + 1))
+    assert sum(map(len, more)) >= sum(map(len, few))
+    if len(few) >= FILLING_AIVS:
+        assert sum(few, ()) == sum(more, ()), "past a full link the cut stays the same"
+
+
 def test_a_small_message_does_not_occupy_cores_that_cannot_help_it() -> None:
-    assert [len(cut(kb * 1024, 48, 98_304)) for kb in (1, 36, 288, 9216)] == [1, 2, 18, 48]
+    assert [len(cut(kb * 1024, 48, PIECE_BYTES)) for kb in (1, 36, 288, 9216)] == [1, 4, 24, 48]
     assert RingShape().payload_bytes == 98_304

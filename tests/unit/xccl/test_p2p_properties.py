@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from libs.xccl.p2p import Complete
+from libs.xccl.p2p import Complete, Role
 from libs.xccl.paths import Path
 from tests.support.p2p_world import World
 
@@ -34,11 +34,23 @@ class AnyFabric(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.transfers) < TRANSFERS_MAX)
     @rule(
         back=st.booleans(), nbytes=NBYTES, aivs=st.integers(1, 4), direct=st.booleans(),
-        path=st.sampled_from(Path),
+        path=st.sampled_from(Path), later=st.booleans(),
     )  # fmt: skip
-    def transfer(self, back: bool, nbytes: int, aivs: int, direct: bool, path: Path) -> None:
+    def transfer(
+        self, back: bool, nbytes: int, aivs: int, direct: bool, path: Path, later: bool
+    ) -> None:
         source, target = (1, 0) if back else (0, 1)
-        self.world.transfer(source, target, nbytes, aivs=aivs, direct=direct, path=path)
+        self.world.transfer(
+            source, target, nbytes, aivs=aivs, direct=direct, path=path, later=later
+        )
+
+    @rule(index=INDEX)
+    def post(self, index: int) -> None:
+        self.world.post(index)
+
+    @rule(index=INDEX, role=st.sampled_from(Role))
+    def cancel(self, index: int, role: Role) -> None:
+        self.world.cancel(index, role)
 
     @rule(index=INDEX, times=st.integers(1, 8))
     def deliver(self, index: int, times: int) -> None:
@@ -131,6 +143,10 @@ class QuietFabric(AnyFabric):
     @rule(die=st.integers(0, 1), told=st.booleans())
     def restart(self, die: int, told: bool) -> None:
         """Nobody restarts here."""
+
+    @rule(index=INDEX, role=st.sampled_from(Role))
+    def cancel(self, index: int, role: Role) -> None:
+        """Nobody changes their mind here."""
 
     def teardown(self) -> None:
         super().teardown()

@@ -1,7 +1,7 @@
 """How long to wait before asking again: a little longer each time.
 
 A fault with a period (a loose contact, a neighbour's burst) would meet every repetition of an even
-rhythm. Both loops of a decode DP group ask through this: rows to experts, KV blocks from a source.
+rhythm. Whoever repeats asks through this: rows to experts, messages of XCCL.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from libs import units
 from services.decode_te.iteration import EXPERT_DEADLINE_NS, RESENDS_MAX
-from services.decode_te.patience import wait_ns
+from libs.patience import wait_ns
 
 
 def test_the_first_wait_is_what_was_asked_for() -> None:
