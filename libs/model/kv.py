@@ -113,6 +113,18 @@ class PagedKv:
         self._pool = np.full((layers, num_blocks, block_size, width), np.nan, np.float32)
         self._tables: dict[int, NDArray[np.intp]] = {}
 
+    @property
+    def block_shape(self) -> tuple[int, int, int]:
+        """Shape of one block: `(layers, block_size, width)`."""
+        layers, _, block_size, width = self._pool.shape
+        return layers, block_size, width
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+        layers, block_size, width = self.block_shape
+        return layers * block_size * width * self._pool.itemsize
+
     def bind(self, sequence: int, block_ids: Sequence[int]) -> None:
         """Give `sequence` this block table, or a longer one as it grows."""
         table = np.asarray(block_ids, np.intp)

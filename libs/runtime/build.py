@@ -19,12 +19,15 @@ from libs.telemetry.logs import LogSink
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What a service needs to build its core; `validate` asks for every check there is."""
+    """What a service needs to build its core, in which life of the actor; `validate` asks for every
+    check there is.
+    """
 
     plan: PodPlan
     actor: ActorPlan
     model: ModelResources
     validate: bool = False
+    incarnation: int = 1
 
 
 #: Something that runs beside the core for as long as the process lives, such as an HTTP server.

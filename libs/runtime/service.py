@@ -103,7 +103,7 @@ def context_for(settings: ServiceSettings, model: ModelResources | None = None) 
         raise BadInput(message, field="XDS_ACTOR") from None
     section = plan.topology.model
     model = model or ModelResources(section.checkpoint, section.engine)
-    return ServiceContext(plan, actor, model, settings.validate)
+    return ServiceContext(plan, actor, model, settings.validate, settings.incarnation)
 
 
 async def run_service(

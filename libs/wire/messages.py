@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from libs.wire import control, expert, fabric, request, tokens, transfer
+from libs.wire import control, expert, fabric, request, tokens, transfer, xccl
 
-__all__ = ["control", "expert", "fabric", "request", "tokens", "transfer"]
+__all__ = ["control", "expert", "fabric", "request", "tokens", "transfer", "xccl"]

@@ -2,8 +2,7 @@
 
 prefill DP --RegisterTransfer--> DistFlow <--OfferReceive-- decode DP
 prefill DP <----PullKv---------- DistFlow
-prefill DP ====KvBlock (UB frames)===============> decode DP
-prefill DP <---BlocksMissing (after a while)------ decode DP
+prefill DP ====XCCL, straight into its memory====> decode DP
                                  DistFlow <--ReceiveDone--- decode DP
 prefill DP <--TransferComplete-- DistFlow --TransferComplete--> decode DP
 """
@@ -12,9 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from libs.wire.registry import Limit, message
+from libs.wire.registry import message
 
 
 @message("register_transfer")
@@ -30,20 +27,32 @@ class RegisterTransfer:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class KvGoal:
+    """Where the KV of one request may be written: a registered range of a die's memory.
+
+    `event` names the message on its flow, `generation` the range in its present use, `life` the
+    process that has registered it. A write with another generation or life never lands.
+    """
+
+    die: int
+    life: int
+    event: int
+    offset: int
+    nbytes: int
+    generation: int
+
+
 @message("offer_receive")
 @dataclass(frozen=True, slots=True)
 class OfferReceive:
-    """The decode DP has reserved blocks and is ready to receive: the asynchronous RECV of P101.
-
-    `generation` tags every frame of this attempt; a frame with another generation is never written.
-    """
+    """The decode DP has reserved blocks and posted the receive: the asynchronous RECV of P101."""
 
     transfer_id: str
     request_id: str
     target_dp: str
-    target_die: int
     blocks: int
-    generation: int
+    goal: KvGoal
 
 
 @message("pull_kv")
@@ -53,37 +62,7 @@ class PullKv:
 
     transfer_id: str
     target_dp: str
-    target_die: int
-    generation: int
-
-
-@message("kv_block", limit=Limit.BULK)
-@dataclass(frozen=True, slots=True, eq=False)
-class KvBlock:
-    """One block of KV, all layers: `rows` is `[layers, block_size, width]` float32.
-
-    `index` counts the request's blocks from 0; `of` is their number; `checksum` covers the rows.
-    """
-
-    transfer_id: str
-    generation: int
-    index: int
-    of: int
-    checksum: int
-    rows: np.ndarray
-
-
-@message("blocks_missing")
-@dataclass(frozen=True, slots=True)
-class BlocksMissing:
-    """A negative acknowledgement: these blocks have not come; send them again.
-
-    A frame can be lost or arrive damaged, and then nobody else would ever notice.
-    """
-
-    transfer_id: str
-    generation: int
-    indices: tuple[int, ...]
+    goal: KvGoal
 
 
 @message("receive_done")

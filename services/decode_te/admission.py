@@ -7,8 +7,7 @@ back-pressure.
 
 from __future__ import annotations
 
-from libs import units
-from libs.actor import CancelTimer, Compute, Effect, Record, Send, SetTimer
+from libs.actor import Compute, Effect, Send, SetTimer
 from libs.errors import OperatingError
 from libs.kvcache.block_pool import BlockState
 from libs.wire import subjects
@@ -23,22 +22,16 @@ from libs.wire.tokens import (
 )
 from libs.wire.transfer import (
     AbortTransfer,
-    BlocksMissing,
-    KvBlock,
     OfferReceive,
     ReceiveDone,
     TransferComplete,
     TransferFailure,
 )
-from services.decode_te.group import KV_TIMER, DecodeGroup
+from libs.xccl.p2p import Failed
+from services.decode_te.group import DecodeGroup
 from services.decode_te.iteration import IterationLoop
 from services.decode_te.jobs import ImportKv
-from services.decode_te.patience import wait_ns
 from services.decode_te.state import DecodeRequest, Stage
-
-#: How long to wait for KV blocks before asking for the missing ones, and how often to ask.
-KV_PATIENCE_NS = units.s(2)
-KV_TRIES_MAX = 12
 
 
 class Admission:
@@ -79,6 +72,11 @@ class Admission:
     def _refusal(self, request: DecodeRequest) -> tuple[str, str] | None:
         group = self.group
         blocks = group.pool.blocks_for(request.spec.max_total_tokens)
+        manifest, rows = request.manifest, request.spec.prompt_tokens
+        if manifest.rows != rows or manifest.blocks != group.pool.blocks_for(rows):
+            return "bad_input", f"the manifest's KV is not that of a prompt of {rows} tokens"
+        if not group.receiver.knows(manifest.distflow):
+            return "bad_input", f"there is no DistFlow {manifest.distflow!r}"
         if blocks > group.pool.num_blocks:
             return "capacity_exceeded", f"{blocks} KV blocks needed, {group.pool.num_blocks} exist"
         if len(group.in_stage(Stage.PREALLOC)) >= group.config.queue_max:
@@ -96,67 +94,54 @@ class Admission:
         effects: list[Effect] = []
         for request in group.in_stage(Stage.PREALLOC):
             blocks = group.pool.blocks_for(request.spec.max_total_tokens)
-            if not group.pool.can_allocate(blocks):
+            manifest = request.manifest
+            kv_bytes = manifest.blocks * group.config.block_bytes
+            if not group.pool.can_allocate(blocks) or not group.receiver.can_expect(
+                manifest, kv_bytes
+            ):
                 break  # first come, first served: a small request must not starve a large one
             owner = request.request_id
             allocation = group.pool.allocate(owner, blocks, BlockState.IN_TRANSFER)
             request.generation, request.block_ids = allocation.generation, allocation.blocks
             request.transfer_started_at_ns = at_ns
             request.advance(Stage.TRANSFER)
-            offer = OfferReceive(
-                request.manifest.transfer_id, owner, group.config.name, group.config.die, blocks,
-                allocation.generation,
-            )  # fmt: skip
-            effects.append(Send(subjects.inbox(request.manifest.distflow), offer, at_ns))
-            effects.append(SetTimer(KV_TIMER + owner, KV_PATIENCE_NS))
+            charge_bytes = manifest.rows * group.config.profile.kv_token_bytes
+            goal, posted = group.receiver.expect(owner, manifest, kv_bytes, charge_bytes, at_ns)
+            offer = OfferReceive(manifest.transfer_id, owner, group.config.name, blocks, goal)
+            effects += [*posted, Send(subjects.inbox(manifest.distflow), offer, at_ns)]
         return effects
 
     # ------------------------------------------------------------ receiving
 
-    def block_arrived(self, block: KvBlock, at_ns: int) -> list[Effect]:
-        """A KV block came through the fabric; a write of another generation is dropped."""
-        request = self._by_transfer(block.transfer_id)
-        if request is None or not self.group.pool.accepts(request.request_id, block.generation):
-            return [Record("stale_kv_dropped", {"transfer_id": block.transfer_id})]
-        if request.stage is not Stage.TRANSFER or block.index in request.received:
-            return []  # a duplicate
-        if block.of != request.manifest.blocks or not 0 <= block.index < block.of:
-            return self._abort(request, "transfer_failed", "block outside the manifest", at_ns)
-        request.received[block.index] = block
-        request.transfer_finished_at_ns = max(request.transfer_finished_at_ns, at_ns)
-        if len(request.received) < request.manifest.blocks:
-            return []
+    def settled(self) -> list[Effect]:
+        """KV that has come, and receives that have failed."""
+        effects: list[Effect] = []
+        for request_id, ended in self.group.receiver.settle():
+            request = self.group.requests.get(request_id)
+            if request is None or request.stage is not Stage.TRANSFER:
+                self.group.receiver.release(request_id)  # it has left; so has its KV
+            elif isinstance(ended.outcome, Failed):
+                self.group.receiver.release(request_id)
+                reason = f"KV from {request.manifest.source_dp}: {ended.outcome.reason}"
+                effects += self._abort(request, "transfer_failed", reason, ended.at_ns)
+            else:
+                effects.append(self._import(request, ended.at_ns))
+        return effects
+
+    def _import(self, request: DecodeRequest, at_ns: int) -> Compute:
         request.advance(Stage.IMPORTING)
-        settled = CancelTimer(KV_TIMER + request.request_id)
+        request.transfer_finished_at_ns = at_ns
         job_id = self.group.new_job()
         self.imports[job_id] = request.request_id
-        blocks = tuple(request.received[index] for index in range(request.manifest.blocks))
-        request.received.clear()
-        job = ImportKv(request.sequence, request.block_ids, blocks)
-        return [settled, Compute(job_id, job, 0, request.transfer_finished_at_ns)]
-
-    def overdue(self, request_id: str, at_ns: int) -> list[Effect]:
-        """Blocks have not come: ask for them again, and give up when that does not help."""
-        request = self.group.requests.get(request_id)
-        if request is None or request.stage is not Stage.TRANSFER:
-            return []
-        expected = range(request.manifest.blocks)
-        missing = tuple(index for index in expected if index not in request.received)
-        if request.asked_again >= KV_TRIES_MAX:
-            reason = f"{len(missing)} of {request.manifest.blocks} KV blocks never came"
-            return self._abort(request, "transfer_failed", reason, at_ns)
-        request.asked_again += 1
-        manifest = request.manifest
-        again = BlocksMissing(manifest.transfer_id, request.generation, missing)
-        return [
-            Send(subjects.inbox(manifest.source_dp), again, at_ns),
-            SetTimer(KV_TIMER + request_id, wait_ns(KV_PATIENCE_NS, request.asked_again)),
-            Record("kv_overdue", {"request_id": request_id, "missing": len(missing)}),
-        ]
+        data = self.group.receiver.view(request.request_id)
+        job = ImportKv(request.sequence, request.block_ids, data)
+        return Compute(job_id, job, 0, at_ns)
 
     def imported(self, job_id: int, result: int | OperatingError, at_ns: int) -> list[Effect]:
         """The blocks are written (or did not match): tell DistFlow."""
-        request = self.group.requests.get(self.imports.pop(job_id))
+        request_id = self.imports.pop(job_id)
+        self.group.receiver.release(request_id)
+        request = self.group.requests.get(request_id)
         if request is None:
             return []  # it was cancelled meanwhile
         if isinstance(result, OperatingError):

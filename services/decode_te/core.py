@@ -20,9 +20,9 @@ from libs.wire.control import KvCounts, MemberState
 from libs.wire.expert import E2A, A2ERefused
 from libs.wire.request import AssignDecode, Cancel
 from libs.wire.tokens import StopMatched
-from libs.wire.transfer import KvBlock, TransferComplete, TransferFailure
+from libs.wire.transfer import TransferComplete, TransferFailure
 from services.decode_te.admission import Admission
-from services.decode_te.group import KV_TIMER, DecodeConfig, DecodeGroup
+from services.decode_te.group import DecodeConfig, DecodeGroup
 from services.decode_te.iteration import ITERATION_TIMER, IterationLoop
 from services.decode_te.state import Stage
 
@@ -46,7 +46,10 @@ class DecodeCore:
             return handled
         if isinstance(event, Received) and isinstance(event.message, E2A):
             return self.loop.answered(event.message, event.at_ns)
-        effects = self._step(event)
+        effects = self.group.receiver.take(event)
+        if effects is None:
+            effects = self._step(event)
+        effects += self.admission.settled()
         # Whatever happened may have freed blocks or made a request ready.
         effects += self.admission.admit(event.at_ns)
         effects += self.loop.start()
@@ -54,8 +57,6 @@ class DecodeCore:
 
     def _step(self, event: Event) -> list[Effect]:
         match event:
-            case Received(message=KvBlock() as block, at_ns=at_ns):
-                return self.admission.block_arrived(block, at_ns)
             case Received(message=AssignDecode() as assign, at_ns=at_ns):
                 return self.admission.assign(assign, at_ns)
             case Received(message=TransferComplete() as complete, at_ns=at_ns):
@@ -77,8 +78,6 @@ class DecodeCore:
             case TimerFired(name=name, at_ns=at_ns):
                 if name == ITERATION_TIMER:
                     return self.loop.overdue(at_ns)
-                if name.startswith(KV_TIMER):
-                    return self.admission.overdue(name.removeprefix(KV_TIMER), at_ns)
                 return self.admission.expire(name, at_ns)
             case _:
                 raise AssertionError(f"unexpected {event!r}")

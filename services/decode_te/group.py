@@ -13,10 +13,8 @@ from libs.scheduling.tombstones import Tombstones
 from libs.wire import subjects
 from libs.wire.request import LegFailed, RequestFinished
 from libs.wire.tokens import CloseStream
+from services.decode_te.kv_receiver import KvReceiver
 from services.decode_te.state import DecodeRequest, Stage
-
-#: Name prefix of the timer that watches a request's KV reception.
-KV_TIMER = "kv:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,8 @@ class DecodeConfig:
     """Identity, limits and tables of one decode DP group.
 
     `repeats[layer]` is how many layers of the profiled model each real layer stands for;
-    `num_dense` layers come first.
+    `num_dense` layers come first. `block_bytes` is a KV block, all layers; `distflows` are the
+    DistFlow instances of the pod, in its order.
     """
 
     name: str
@@ -36,9 +35,12 @@ class DecodeConfig:
     num_dense: int
     num_blocks: int
     block_size: int
+    block_bytes: int
     batch_max: int
     queue_max: int
+    distflows: tuple[str, ...]
     epoch: int = 1
+    life: int = 1
     params: FabricParams = UB
 
 
@@ -48,6 +50,9 @@ class DecodeGroup:
     def __init__(self, config: DecodeConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.receiver = KvReceiver(
+            config.die, config.life, config.num_blocks * config.block_bytes, config.distflows
+        )
         #: Every request here, in order of arrival; the order is the queue order of each stage.
         self.requests: dict[str, DecodeRequest] = {}
         self.tombstones = Tombstones()
@@ -80,6 +85,7 @@ class DecodeGroup:
         del self.requests[request.request_id]
         self.tombstones.add(request.request_id)
         self.pool.release(request.request_id)
+        dropped = self.receiver.drop(request.request_id, reason, at_ns)
         if request.stage not in (Stage.PREALLOC, Stage.TRANSFER):
             self.ended.append(request.sequence)  # its block table is bound
         finished = RequestFinished(
@@ -87,7 +93,7 @@ class DecodeGroup:
         )
         return [
             CancelTimer(request.request_id),
-            CancelTimer(KV_TIMER + request.request_id),
+            *dropped,
             Send(subjects.inbox(request.job_executor), finished, at_ns),
             Send(subjects.inbox(f"te_shell.{self.config.te}"), finished, at_ns),
         ]
@@ -105,8 +111,9 @@ class DecodeGroup:
         ]
 
     def validate(self) -> None:
-        """Blocks and requests agree."""
+        """Blocks, memory and requests agree."""
         self.pool.validate()
+        self.receiver.validate()
         for request_id, request in self.requests.items():
             allocation = self.pool.get(request_id)
             assert request_id == request.request_id

@@ -19,6 +19,7 @@ from libs.actor import CancelTimer, Compute, Effect, Record, Send, SetTimer, Tra
 from libs.errors import OperatingError
 from libs.fabric import profiles
 from libs.model.sampling import Sampled
+from libs.patience import wait_ns
 from libs.scheduling.finish import finish_reason
 from libs.wire.expert import A2E, E2A, A2ERefused
 from libs.wire.tokens import TokenRow, TokensCommitted
@@ -31,7 +32,6 @@ from services.decode_te.jobs import (
     ResumeIteration,
     Routed,
 )
-from services.decode_te.patience import wait_ns
 from services.decode_te.state import DecodeRequest, Iteration, Phase, Stage
 
 ITERATION_TIMER = "iteration"

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from libs.model.sampling import Sampled, SamplingParams
-from libs.wire.transfer import KvBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImportKv:
-    """Write received blocks into `block_ids`, after checking every checksum.
+    """Write received KV into the first of `block_ids` and bind all of them to `sequence`.
 
-    Raises `TransferFailed` when a block does not match. Result: the number of bytes written.
+    `data` is `[nbytes]` uint8, for each block `[layers, block_size, width]` float32, one after
+    another. Raises `TransferFailed` when it does not come out even. Result: the bytes written.
     """
 
     sequence: int
     block_ids: tuple[int, ...]
-    blocks: tuple[KvBlock, ...]
+    data: np.ndarray
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ def build(context: ServiceContext) -> Built:
     topology, args = plan.topology, context.model.args
     section = next(te for te in topology.decode_tes if te.name == actor.te)
     profile = PROFILES[topology.profile]
+    kv = context.model.paged_kv(topology.kv.decode_blocks, topology.kv.block_size)
     config = DecodeConfig(
         name=actor.name,
         te=actor.te,
@@ -23,12 +24,14 @@ def build(context: ServiceContext) -> Built:
         profile=profile,
         repeats=layer_repeats(profile, args.first_k_dense_replace, args.num_hidden_layers),
         num_dense=args.first_k_dense_replace,
-        num_blocks=topology.kv.decode_blocks,
-        block_size=topology.kv.block_size,
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        block_bytes=kv.block_bytes,
         batch_max=section.batch_max,
         queue_max=section.queue_max,
+        distflows=tuple(actor.name for actor in plan.of_role("distflow")),
+        life=context.incarnation,
     )
-    kv = context.model.paged_kv(config.num_blocks, config.block_size)
     executor = DecodeExecutor(context.model.attention_engine(), kv)
     # A step between two exchanges takes about a millisecond, and six of them make an iteration.
     return Built(DecodeCore(config), executor, inline=True)

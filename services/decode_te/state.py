@@ -22,7 +22,6 @@ from enum import Enum
 import numpy as np
 
 from libs.wire.request import FirstToken, PrefillTiming, RequestSpec, TransferManifest
-from libs.wire.transfer import KvBlock
 
 
 class Stage(Enum):
@@ -57,9 +56,7 @@ class DecodeRequest:
     stage: Stage = Stage.PREALLOC
     generation: int = 0
     block_ids: tuple[int, ...] = ()
-    received: dict[int, KvBlock] = field(default_factory=dict)
     kv_bytes: int = 0
-    asked_again: int = 0
     written: bool = False
     paired: bool = False
     ready_at_ns: int = 0

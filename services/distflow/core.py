@@ -134,7 +134,7 @@ class DistFlowCore:
         if source.request_id != offer.request_id or source.blocks > offer.blocks:
             return self._fail(transfer, "the two sides disagree about the transfer")
         transfer.state = TransferState.PULLING
-        pull = PullKv(transfer.transfer_id, offer.target_dp, offer.target_die, offer.generation)
+        pull = PullKv(transfer.transfer_id, offer.target_dp, offer.goal)
         return [
             Send(subjects.inbox(source.source_dp), pull),
             SetTimer(transfer.transfer_id, PULL_DEADLINE_NS),

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from libs.kvcache.checksum import block_checksum
+import numpy as np
+
 from libs.model.engine import Engine
 from libs.model.kv import PagedKv, Span
 from libs.model.sampling import Sampled, sample
-from services.prefill_te.jobs import ExportedBlock, ExportKv, PrefillJob
+from services.prefill_te.jobs import ExportedKv, ExportKv, PrefillJob
 
 
 class PrefillExecutor:
@@ -27,7 +28,7 @@ class PrefillExecutor:
             case PrefillJob():
                 return self._prefill(job)
             case ExportKv():
-                return tuple(self._export(index, block_id) for index, block_id in job.blocks)
+                return self._export(job)
             case _:
                 raise AssertionError(f"unknown job {job!r}")
 
@@ -46,6 +47,6 @@ class PrefillExecutor:
         self.kv.unbind(job.sequence)
         return picked
 
-    def _export(self, index: int, block_id: int) -> ExportedBlock:
-        rows = self.kv.export_block(block_id)
-        return ExportedBlock(index, rows, block_checksum(rows))
+    def _export(self, job: ExportKv) -> ExportedKv:
+        blocks = np.stack([self.kv.export_block(block_id) for block_id in job.block_ids])
+        return ExportedKv(blocks.reshape(-1).view(np.uint8))

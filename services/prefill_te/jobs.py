@@ -22,15 +22,13 @@ class PrefillJob:
 
 @dataclass(frozen=True, slots=True)
 class ExportKv:
-    """Read blocks for sending: `(index within the request, block id)` pairs."""
+    """Copy blocks out, in order; answered by `ExportedKv`."""
 
-    blocks: tuple[tuple[int, int], ...]
+    block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ExportedBlock:
-    """Block `index` of a request, all layers: `rows` is `[layers, block_size, width]`."""
+class ExportedKv:
+    """`[nbytes]` uint8: for each block `[layers, block_size, width]` float32, one after another."""
 
-    index: int
-    rows: np.ndarray
-    checksum: int
+    data: np.ndarray

@@ -13,15 +13,17 @@ def build(context: ServiceContext) -> Built:
     plan, actor = context.plan, context.actor
     topology = plan.topology
     section = next(te for te in topology.prefill_tes if te.name == actor.te)
+    kv = context.model.paged_kv(topology.kv.prefill_blocks, topology.kv.block_size)
     config = PrefillConfig(
         name=actor.name,
         te=actor.te,
         die=actor.dies[0],
         profile=PROFILES[topology.profile],
         num_layers=context.model.args.num_hidden_layers,
-        num_blocks=topology.kv.prefill_blocks,
-        block_size=topology.kv.block_size,
+        num_blocks=kv.num_blocks,
+        block_size=kv.block_size,
+        block_bytes=kv.block_bytes,
         queue_max=section.queue_max,
+        life=context.incarnation,
     )
-    kv = context.model.paged_kv(config.num_blocks, config.block_size)
     return Built(PrefillCore(config), PrefillExecutor(context.model.engine(), kv))

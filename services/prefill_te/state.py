@@ -16,15 +16,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from libs.actor import Effect, Send, Transmit
+from libs.actor import Effect, Send
 from libs.config.plan import output_of
-from libs.fabric.params import UB, FabricParams
 from libs.fabric.profiles import ModelProfile
 from libs.wire import subjects
 from libs.wire.request import FirstToken, PrefillTiming, RequestSpec, TransferManifest
 from libs.wire.tokens import CloseStream, OpenStream, RequestTiming, TokenRow, TokensCommitted
-from libs.wire.transfer import KvBlock, PullKv, RegisterTransfer
-from services.prefill_te.jobs import ExportedBlock
+from libs.wire.transfer import RegisterTransfer
 
 
 class Stage(Enum):
@@ -48,7 +46,6 @@ class PrefillRequest:
     block_ids: tuple[int, ...] = ()
     started_at_ns: int = 0
     distflow: str = ""
-    pull: PullKv | None = None
     leaving: str | None = None
 
     @property
@@ -59,7 +56,7 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Identity and limits of one prefill DP group."""
+    """Identity and limits of one prefill DP group; `block_bytes` is a KV block, all layers."""
 
     name: str
     te: str
@@ -68,9 +65,10 @@ class PrefillConfig:
     num_layers: int
     num_blocks: int
     block_size: int
+    block_bytes: int
     queue_max: int
     epoch: int = 1
-    params: FabricParams = UB
+    life: int = 1
 
 
 def manifest_of(config: PrefillConfig, request: PrefillRequest) -> TransferManifest:
@@ -87,29 +85,6 @@ def register_of(config: PrefillConfig, request: PrefillRequest) -> RegisterTrans
         request.transfer_id, request.spec.request_id, config.name, config.die,
         request.spec.prompt_tokens, len(request.block_ids),
     )  # fmt: skip
-
-
-def kv_frames(
-    config: PrefillConfig,
-    request: PrefillRequest,
-    blocks: tuple[ExportedBlock, ...],
-    at_ns: int,
-) -> list[Effect]:
-    """The frames that carry `blocks` to the die that pulled; only real rows are charged."""
-    pull = request.pull
-    assert pull is not None, "nobody has asked for the KV"
-    effects: list[Effect] = []
-    depart = at_ns + config.params.p2p_startup_ns
-    for block in blocks:
-        rows = min(request.spec.prompt_tokens - block.index * config.block_size, config.block_size)
-        assert rows > 0, f"block {block.index} lies behind the prompt"
-        frame = KvBlock(
-            pull.transfer_id, pull.generation, block.index, len(request.block_ids),
-            block.checksum, block.rows,
-        )  # fmt: skip
-        charge = rows * config.profile.kv_token_bytes
-        effects.append(Transmit(config.die, pull.target_die, frame, charge, 1, depart))
-    return effects
 
 
 def first_token_effects(

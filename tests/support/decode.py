@@ -13,12 +13,19 @@ from libs.kvcache.block_pool import BlockPool
 from libs.model.sampling import Sampled
 from libs.wire.expert import A2E, E2A
 from libs.wire.request import RequestFinished
-from libs.wire.transfer import KvBlock, TransferComplete, TransferFailure
+from libs.wire.transfer import KvGoal, OfferReceive, TransferComplete, TransferFailure
 from services.decode_te.core import DecodeConfig, DecodeCore
-from services.decode_te.jobs import BeginIteration, IterationDone, ResumeIteration, Routed
+from services.decode_te.jobs import (
+    BeginIteration,
+    ImportKv,
+    IterationDone,
+    ResumeIteration,
+    Routed,
+)
 from services.decode_te.state import Stage
 from tests.support.bench import Bench, Effects
-from tests.support.executors import HIDDEN, NUM_DENSE, NUM_LAYERS, die_rows
+from tests.support.executors import HIDDEN, NUM_DENSE, NUM_LAYERS, block_bytes, die_rows
+from tests.support.kv_peer import KvPeer
 from tests.support.requests import assign_decode
 
 DIES = (9, 10)
@@ -27,10 +34,9 @@ SHELL, JE = "xds.act.te_shell.d0", "xds.act.job_executor.0"
 OUTPUT = "xds.act.output.d0.dp0"
 
 
-def block(request_id: str, index: int, generation: int, of: int = 2) -> KvBlock:
-    """One KV block on its way to a decode DP."""
-    rows = np.full((NUM_LAYERS, 16, 1), index, np.float32)
-    return KvBlock(f"kv-{request_id}", generation, index, of, 100 + index, rows)
+def kv_of(blocks: int, value: int = 7) -> np.ndarray:
+    """KV of so many blocks, `[nbytes]` uint8."""
+    return np.full(blocks * block_bytes(16), value, np.uint8)
 
 
 class DecodeBench(Bench):
@@ -47,10 +53,14 @@ class DecodeBench(Bench):
             num_dense=NUM_DENSE,
             num_blocks=BLOCKS,
             block_size=16,
+            block_bytes=block_bytes(16),
             batch_max=2,
             queue_max=2,
+            distflows=("distflow.p0.d0", "distflow.p1.d0"),
         )
         self.core = DecodeCore(config)
+        self.peer = KvPeer(0)
+        self.goals: dict[str, KvGoal] = {}
         self.last = Effects()
         self._compute: Compute | None = None
         self._work_id = 0
@@ -66,6 +76,8 @@ class DecodeBench(Bench):
             item = getattr(effect, "message", None)
             if isinstance(item, A2E):
                 self._work_id = item.work_id
+            if isinstance(item, OfferReceive):
+                self.goals[item.request_id] = item.goal
         return self.last
 
     @property
@@ -88,13 +100,10 @@ class DecodeBench(Bench):
         """The TE-shell assigns a request."""
         return self.take(assign_decode(request_id, prompt, **other))
 
-    def block(
-        self, request_id: str, index: int, *, generation: int | None = None, of: int = 2
-    ) -> Effects:
-        """A KV block arrives, of the current generation unless told otherwise."""
-        if generation is None:
-            generation = self.core.group.requests[request_id].generation
-        return self.take(block(request_id, index, generation, of))
+    def receive(self, request_id: str, blocks: int = 2, value: int = 7) -> Effects:
+        """The KV of a request comes from the prefill die, whole."""
+        data = kv_of(blocks, value)
+        return self.peer.exchange(self, self.peer.send(self.goals[request_id], data))
 
     def complete(self, request_id: str, at_ns: int | None = None) -> Effects:
         """DistFlow confirms a transfer."""
@@ -110,9 +119,7 @@ class DecodeBench(Bench):
     ) -> Effects:
         """From assignment to WAITING (and to RUNNING when the group is idle)."""
         self.assign(request_id, **other)
-        for index in range(blocks):
-            effects = self.block(request_id, index, of=blocks)
-        write = effects.one(Compute)
+        write = self.receive(request_id, blocks).one(Compute, job=ImportKv)
         self.done(write, 384)
         return self.complete(request_id, at_ns)
 

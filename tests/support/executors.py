@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from libs.errors import TransferFailed
-from libs.kvcache.checksum import block_checksum
 from libs.model.sampling import Sampled
 from services.decode_te.jobs import (
     BeginIteration,
@@ -25,7 +23,7 @@ from services.decode_te.jobs import (
     Routed,
 )
 from services.expert_die.core import ExpertJob
-from services.prefill_te.jobs import ExportedBlock, ExportKv, PrefillJob
+from services.prefill_te.jobs import ExportedKv, ExportKv, PrefillJob
 
 HIDDEN = 4
 NUM_LAYERS = 3
@@ -34,6 +32,11 @@ GARBLED = 63
 
 #: The script: `answer(prompt_ids)[n]` is the n-th output token.
 Script = Callable[[np.ndarray], Sequence[int]]
+
+
+def block_bytes(block_size: int) -> int:
+    """Bytes of one block of this KV."""
+    return NUM_LAYERS * block_size * 4
 
 
 def kv_rows(prompt_ids: np.ndarray, block: int, block_size: int) -> np.ndarray:
@@ -58,8 +61,8 @@ class ScriptedPrefill:
                     self._memory[block_id] = kv_rows(job.prompt_ids, index, self._block_size)
                 return Sampled(self._answer(job.prompt_ids)[0])
             case ExportKv():
-                rows = [(index, self._memory[block_id]) for index, block_id in job.blocks]
-                return tuple(ExportedBlock(i, row, block_checksum(row)) for i, row in rows)
+                blocks = np.stack([self._memory[block_id] for block_id in job.block_ids])
+                return ExportedKv(blocks.reshape(-1).view(np.uint8))
             case _:
                 raise AssertionError(f"unknown job {job!r}")
 
@@ -86,11 +89,10 @@ class ScriptedDecode:
                 raise AssertionError(f"unknown job {job!r}")
 
     def _import(self, job: ImportKv) -> int:
-        for block in job.blocks:
-            if block_checksum(block.rows) != block.checksum:
-                raise TransferFailed(f"block {block.index} does not match its checksum")
-            self._memory[job.block_ids[block.index]] = block.rows
-        return sum(block.rows.nbytes for block in job.blocks)
+        blocks = job.data.view(np.float32).reshape(-1, NUM_LAYERS, self._block_size, 1)
+        for block_id, rows in zip(job.block_ids, blocks, strict=False):
+            self._memory[block_id] = rows.copy()  # the bytes are lent only for the import
+        return job.data.nbytes
 
     def _route(self, batch: BeginIteration, layer: int) -> Routed:
         tokens = len(batch.rows)

@@ -38,6 +38,7 @@ from tests.support.executors import (
     ScriptedDecode,
     ScriptedExpert,
     ScriptedPrefill,
+    block_bytes,
 )
 
 NUM_EXPERTS = 4
@@ -211,6 +212,7 @@ def _prefill(pod: Pod, actor: ActorPlan) -> tuple[Core, Executor]:
         num_layers=NUM_LAYERS,
         num_blocks=topology.kv.prefill_blocks,
         block_size=topology.kv.block_size,
+        block_bytes=block_bytes(topology.kv.block_size),
         queue_max=256,
     )
     return PrefillCore(config), ScriptedPrefill(pod.answers, config.block_size)
@@ -230,8 +232,10 @@ def _decode(pod: Pod, actor: ActorPlan) -> tuple[Core, Executor]:
         num_dense=NUM_DENSE,
         num_blocks=topology.kv.decode_blocks,
         block_size=topology.kv.block_size,
+        block_bytes=block_bytes(topology.kv.block_size),
         batch_max=section.batch_max,
         queue_max=section.queue_max,
+        distflows=tuple(flow.name for flow in pod.plan.of_role("distflow")),
     )
     assert output_of(actor.name) in {a.name for a in pod.plan.actors}
     return DecodeCore(config), ScriptedDecode(pod.answers, config.block_size)

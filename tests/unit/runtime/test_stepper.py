@@ -10,7 +10,8 @@ from libs.runtime.stepper import Stepper
 from libs.runtime.story import Story, ids_of, summary_of
 from libs.wire.request import Cancel
 from libs.wire.tokens import StreamChunks, TokenRow, TokensCommitted
-from libs.wire.transfer import KvBlock
+from libs.wire.transfer import ReceiveDone
+from libs.wire.xccl import XcclWrite
 from tests.support.cores import ScriptCore
 from tests.support.requests import assign_prefill
 
@@ -82,18 +83,18 @@ def test_a_story_is_bounded_and_can_be_told_about_one_request(
 
 def test_ids_are_found_wherever_a_message_keeps_them() -> None:
     row = TokenRow("r2", 0, 5, 0, None, 0.0)
-    block = KvBlock("kv-r3", 1, 0, 1, 0, np.zeros((1, 1, 1), np.float32))
+    done = ReceiveDone("kv-r3", "r3", "dp")
     assert ids_of(received("r1")) == {"r1"}
     assert ids_of(Send("s", assign_prefill("r4"))) == {"r4"}
     assert ids_of(Send("s", TokensCommitted("dp", 1, (row,)))) == {"r2"}
-    assert ids_of(Send("s", block)) == {"kv-r3"}
+    assert ids_of(Send("s", done)) == {"kv-r3", "r3"}
     assert ids_of(Send("s", StreamChunks("output", ()))) == set()
 
 
 def test_a_story_keeps_no_message_alive() -> None:
     story = Story("echo.0")
-    block = KvBlock("kv-r1", 1, 0, 1, 0, np.zeros((1, 1, 1), np.float32))
-    story.add(0, Received(0, block, "peer", 1, 1), [])
+    write = XcclWrite(3, np.zeros(1, np.uint8))
+    story.add(0, Received(0, write, "peer", 1, 1), [])
     chapter = story._chapters[0]
     assert all(isinstance(text, str) for text in (chapter.event, *chapter.effects, *chapter.ids))
-    assert summary_of(Send("xds.view", block)) == "send kv_block to xds.view"
+    assert summary_of(Send("xds.view", write)) == "send xccl_write to xds.view"

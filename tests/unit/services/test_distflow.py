@@ -11,6 +11,7 @@ from libs.actor import CancelTimer, Record, Send, SetTimer
 from libs.wire.request import Cancel
 from libs.wire.transfer import (
     AbortTransfer,
+    KvGoal,
     OfferReceive,
     PullKv,
     ReceiveDone,
@@ -23,6 +24,7 @@ from services.distflow.core import PAIRING_DEADLINE_NS, PULL_DEADLINE_NS, DistFl
 from tests.support.bench import Bench, Effects
 
 SOURCE, TARGET = "prefill_te.p0.dp0", "decode_te.d0.dp0"
+GOAL = KvGoal(die=8, life=1, event=3, offset=0, nbytes=384, generation=5)
 
 
 def register(name: str = "t1", blocks: int = 2) -> RegisterTransfer:
@@ -30,7 +32,7 @@ def register(name: str = "t1", blocks: int = 2) -> RegisterTransfer:
 
 
 def offer(name: str = "t1", blocks: int = 3, request_id: str = "") -> OfferReceive:
-    return OfferReceive(name, request_id or f"r-{name}", TARGET, 8, blocks, generation=5)
+    return OfferReceive(name, request_id or f"r-{name}", TARGET, blocks, GOAL)
 
 
 def received(name: str = "t1") -> ReceiveDone:
@@ -63,7 +65,7 @@ def test_whichever_side_speaks_first_the_source_is_told_to_send_once(
     effects = bench.take(second)
     pull = effects.one(Send, message=PullKv)
     assert pull.subject == f"xds.act.{SOURCE}"
-    assert pull.message == PullKv("t1", TARGET, 8, generation=5)
+    assert pull.message == PullKv("t1", TARGET, GOAL)
     assert effects.has(SetTimer, name="t1", delay_ns=PULL_DEADLINE_NS)
     assert bench.take_all([first, second]) == [], "repetitions change nothing"
 

@@ -7,9 +7,9 @@ import pytest
 
 from libs import units
 from libs.actor import CancelTimer, Compute, Record, Send, SetTimer, Transmit
+from libs.distflow.port import SERVING_LIMITS
 from libs.errors import TransferFailed
 from libs.fabric import profiles
-from libs.fabric.params import UB
 from libs.fabric.profiles import XDS_TINY
 from libs.kvcache.block_pool import BlockState
 from libs.model.sampling import Sampled
@@ -25,16 +25,19 @@ from libs.wire.request import (
 from libs.wire.tokens import CloseStream, OpenStream, StopMatched, TokensCommitted
 from libs.wire.transfer import (
     AbortTransfer,
-    BlocksMissing,
-    KvBlock,
+    KvGoal,
     PullKv,
     RegisterTransfer,
     TransferComplete,
     TransferFailure,
 )
+from libs.wire.xccl import XcclWrite
+from libs.xccl.p2p import Complete, Failed
 from services.prefill_te.core import LEASE_NS, PrefillConfig, PrefillCore
-from services.prefill_te.jobs import ExportedBlock, ExportKv, PrefillJob
+from services.prefill_te.jobs import ExportedKv, ExportKv, PrefillJob
 from tests.support.bench import Bench, Effects
+from tests.support.executors import block_bytes
+from tests.support.kv_peer import KvPeer
 from tests.support.requests import END_TOKEN, assign_prefill, make_spec
 
 SHELL, JE, DISTFLOW = "xds.act.te_shell.p0", "xds.act.job_executor.0", "distflow.p0.d0"
@@ -47,14 +50,15 @@ class PrefillBench(Bench):
     def __init__(self, queue_max: int = 3) -> None:
         config = PrefillConfig(
             "prefill_te.p0.dp0", "p0", 0, XDS_TINY, num_layers=3, num_blocks=BLOCKS, block_size=16,
-            queue_max=queue_max,
+            block_bytes=block_bytes(16), queue_max=queue_max,
         )  # fmt: skip
         self.core = PrefillCore(config)
+        self.peer = KvPeer(8)
         super().__init__(self.core)
 
     @property
     def free(self) -> int:
-        return self.core.pool.free_blocks
+        return self.core.group.pool.free_blocks
 
     def assign(self, request_id: str = "r1", prompt: int = 20, **other: Any) -> Effects:
         return self.take(assign_prefill(request_id, prompt, **other))
@@ -66,8 +70,10 @@ class PrefillBench(Bench):
     def bind(self, distflow: str = DISTFLOW) -> Effects:
         return self.take(BindTransfer("r1", "kv-r1", distflow))
 
-    def pull(self, generation: int = 5) -> Effects:
-        return self.take(PullKv("kv-r1", "decode_te.d0.dp0", 8, generation), sender=DISTFLOW)
+    def pull(self, nbytes: int = 2 * block_bytes(16), event: int = 5) -> Effects:
+        """A decode DP has posted its receive, and DistFlow says so."""
+        goal, self.goal_owner = self.peer.expect(event, 0, nbytes)
+        return self.take(PullKv("kv-r1", "decode_te.d0.dp0", goal), sender=DISTFLOW)
 
     def fail_transfer(self, sender: str = DISTFLOW) -> Effects:
         return self.take(TransferFailure("kv-r1", "r1", "lost"), sender=sender)
@@ -90,8 +96,10 @@ def bound(leased: PrefillBench) -> PrefillBench:
     return leased
 
 
-def exported(*indices: int) -> tuple[ExportedBlock, ...]:
-    return tuple(ExportedBlock(i, np.full((3, 16, 1), i, np.float32), 100 + i) for i in indices)
+KV = np.arange(2 * block_bytes(16), dtype=np.uint32).astype(np.uint8)
+EXPORTED = ExportedKv(KV)
+#: Of a pull that nobody waits for.
+NOWHERE = KvGoal(die=8, life=1, event=1, offset=0, nbytes=KV.nbytes, generation=1)
 
 
 def finished(effects: Effects) -> RequestFinished:
@@ -118,28 +126,32 @@ def test_the_first_token_is_streamed_and_the_kv_leased(bench: PrefillBench) -> N
     assert (output[1].rows[0].index, output[1].rows[0].token) == (0, 40)
     done: PrefillDone = effects.one(Send, subject=JE).message
     assert (done.finish_reason, done.manifest.blocks, done.manifest.rows) == (None, 2, 20)
-    assert bench.core.pool.count(BlockState.LEASED) == 2
+    assert bench.core.group.pool.count(BlockState.LEASED) == 2
     assert effects.has(SetTimer, name="r1", delay_ns=LEASE_NS)
 
 
-def test_bound_the_group_registers_and_pulled_it_sends_each_block(leased: PrefillBench) -> None:
+def test_bound_the_group_registers_and_pulled_it_sends_into_the_decode_dies_memory(
+    leased: PrefillBench,
+) -> None:
     register = leased.bind().one(Send, subject=f"xds.act.{DISTFLOW}").message
     assert register == RegisterTransfer("kv-r1", "r1", "prefill_te.p0.dp0", 0, 20, 2)
-    export = leased.pull(generation=7).one(Compute, job=ExportKv)
+    export = leased.pull().one(Compute, job=ExportKv)
     assert export.cost_ns == 0
-    effects = leased.done(export, exported(0, 1))
-    frames = effects.all(Transmit, target=8, message=KvBlock)
-    assert [(f.message.index, f.message.of, f.message.generation) for f in frames] == [
-        (0, 2, 7), (1, 2, 7),
-    ]  # fmt: skip
-    assert [f.charge_bytes for f in frames] == [16 * 384, 4 * 384], "only real rows are charged"
-    assert {f.at_ns for f in frames} == {leased.now_ns + UB.p2p_startup_ns}
-    assert leased.core.pool.count(BlockState.IN_TRANSFER) == 2
+    effects = leased.done(export, EXPORTED)
+    writes = effects.all(Transmit, target=8, message=XcclWrite)
+    data = 20 * XDS_TINY.kv_token_bytes
+    assert writes[0].charge_bytes == data, "what the prompt's rows weigh"
+    assert sum(write.charge_bytes for write in writes[1:]) < 200, "a header, a tail"
+    assert leased.core.group.pool.count(BlockState.IN_TRANSFER) == 2
+    leased.peer.exchange(leased, effects)
+    (ended,) = leased.peer.ended
+    assert isinstance(ended.outcome, Complete)
+    assert leased.peer.kv.view(leased.goal_owner).tobytes() == KV.tobytes()
 
 
 def test_the_blocks_are_kept_until_the_transfer_is_complete(bound: PrefillBench) -> None:
     export = bound.pull().one(Compute)
-    bound.done(export, exported(0, 1))
+    bound.done(export, EXPORTED)
     assert bound.free == BLOCKS - 2
     effects = bound.take(TransferComplete("kv-r1", "r1"), sender=DISTFLOW)
     assert finished(effects).reason == "transferred"
@@ -233,7 +245,57 @@ def test_cancelled_while_sending_nothing_more_is_sent(bound: PrefillBench) -> No
     export = bound.pull().one(Compute)
     bound.take(Cancel("r1", "left"))
     assert bound.free == BLOCKS
-    assert bound.done(export, exported(0, 1)) == []
+    assert bound.done(export, EXPORTED) == []
+    assert bound.core.group.sender.kv.arena.can_take(BLOCKS * block_bytes(16)), "all of it"
+
+
+def test_cancelled_with_writes_under_way_the_decode_side_is_told_and_the_memory_free(
+    bound: PrefillBench,
+) -> None:
+    sent = bound.done(bound.pull().one(Compute), EXPORTED)
+    effects = bound.take(Cancel("r1", "left"))
+    bound.peer.exchange(bound, [sent.all(Transmit)[-1], *effects])
+    assert isinstance(bound.peer.ended[-1].outcome, Failed)
+    assert bound.core.group.sender.kv.arena.can_take(BLOCKS * block_bytes(16))
+
+
+def test_a_decode_side_that_expects_another_amount_gets_nothing(bound: PrefillBench) -> None:
+    effects = bound.pull(nbytes=block_bytes(16))
+    failed = effects.one(Send, subject=JE, message=LegFailed).message
+    assert failed.code == "transfer_failed"
+    assert "takes 192 bytes of KV, 384 are here" in failed.reason
+    assert effects.has(Send, message=AbortTransfer)
+    assert not effects.has(Compute)
+
+
+def test_a_decode_side_that_never_answers_fails_the_leg_with_its_step(bound: PrefillBench) -> None:
+    bound.done(bound.pull().one(Compute), EXPORTED)
+    for _ in range(SERVING_LIMITS.retransmits_max):
+        assert bound.fire("xccl:8:send").has(Record, name="xccl_repeated")
+    effects = bound.fire("xccl:8:send")
+    failed = effects.one(Send, subject=JE, message=LegFailed).message
+    assert (failed.code, failed.definite) == ("transfer_failed", False)
+    assert "no progress" in failed.reason
+    assert effects.has(Send, message=AbortTransfer)
+    assert bound.free == BLOCKS
+
+
+def test_a_decode_process_of_another_life_takes_no_write_of_this_transfer(
+    bound: PrefillBench,
+) -> None:
+    sent = bound.done(bound.pull().one(Compute), EXPORTED)
+    reborn = KvPeer(8, life=2)
+    reborn.expect(5, 0, KV.nbytes)
+    assert reborn.exchange(bound, sent) == []
+    assert reborn.kv.port.endpoint.refused["stale_epoch"] > 0
+
+
+def test_without_memory_for_the_copy_the_next_transfer_waits(bound: PrefillBench) -> None:
+    arena = bound.core.group.sender.kv.arena
+    arena.take("somebody", BLOCKS * block_bytes(16) - 100)
+    assert not bound.pull().has(Compute)
+    arena.give_back("somebody")
+    assert bound.take(StopMatched("r9", 0)).has(Compute, job=ExportKv), "at the next event"
 
 
 def test_a_cancellation_that_overtakes_its_request_stops_it(bench: PrefillBench) -> None:
@@ -264,7 +326,7 @@ def test_a_deadline_ends_the_request_names_the_stage_and_frees_the_blocks(
     assert stage in failed.reason
     assert failed.definite is (stage == "queued")
     assert effects.has(Send, message=AbortTransfer) is (stage != "queued")
-    assert bench.core.pool.get("r1") is None
+    assert bench.core.group.pool.get("r1") is None
 
 
 def test_a_deadline_while_running_takes_effect_at_the_end(bench: PrefillBench) -> None:
@@ -307,7 +369,7 @@ def test_an_executor_that_fails_fails_the_leg_and_frees_the_group(bench: Prefill
 @pytest.mark.parametrize(
     "message",
     [
-        PullKv("kv-unknown", "decode_te.d0.dp0", 8, 1),
+        PullKv("kv-unknown", "decode_te.d0.dp0", NOWHERE),
         TransferComplete("kv-r9", "r9"),
         TransferFailure("kv-r9", "r9", "late"),
         StopMatched("r1", 0),
@@ -316,12 +378,12 @@ def test_an_executor_that_fails_fails_the_leg_and_frees_the_group(bench: Prefill
 )
 def test_late_and_foreign_messages_change_nothing(bound: PrefillBench, message: Any) -> None:
     assert bound.take(message) == []
-    assert bound.core.pool.count(BlockState.LEASED) == 2
+    assert bound.core.group.pool.count(BlockState.LEASED) == 2
 
 
 def test_a_second_pull_sends_nothing_twice(bound: PrefillBench) -> None:
     bound.pull()
-    assert bound.pull() == []
+    assert bound.pull(event=6) == []
 
 
 # ---------------------------------------------------------------- company
@@ -337,22 +399,3 @@ def test_a_beat_is_answered_with_blocks_that_add_up(leased: PrefillBench) -> Non
 def test_an_unexpected_message_is_recorded(bench: PrefillBench) -> None:
     assert bench.take(Submit(make_spec())).one(Record).fields == {"kind": "Submit"}
     assert not bench.take(Submit(make_spec())).has(CancelTimer)
-
-
-def test_missing_blocks_are_sent_again_and_no_others(leased: PrefillBench) -> None:
-    leased.bind()
-    leased.pull(generation=7)
-    again = leased.take(BlocksMissing("kv-r1", 7, (1, 9))).one(Compute, job=ExportKv)
-    assert [index for index, _ in again.job.blocks] == [1], "block 9 does not exist"
-    frames = leased.done(again, exported(1)).all(Transmit, target=8, message=KvBlock)
-    assert [(f.message.index, f.message.of) for f in frames] == [(1, 2)]
-
-
-def test_a_complaint_about_another_attempt_or_before_the_pull_is_ignored(
-    leased: PrefillBench,
-) -> None:
-    leased.bind()
-    assert leased.take(BlocksMissing("kv-r1", 7, (0,))) == []
-    leased.pull(generation=7)
-    assert leased.take(BlocksMissing("kv-r1", 6, (0,))) == []
-    assert leased.take(BlocksMissing("kv-unknown", 7, (0,))) == []

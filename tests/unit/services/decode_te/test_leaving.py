@@ -20,8 +20,7 @@ def test_cancelled_before_it_runs_a_request_frees_its_blocks_and_aborts_its_tran
         bench.assign("r0", max_tokens=100)
     bench.assign("r1")
     if stage == "importing":
-        bench.block("r1", 0)
-        bench.block("r1", 1)
+        bench.receive("r1")
     assert bench.stage("r1").value == stage
     effects = bench.take(Cancel("r1", "left"))
     assert effects.has(Send, subject="xds.act.distflow.p0.d0", message=AbortTransfer)
