@@ -28,7 +28,7 @@ from libs.errors import (
 from libs.xccl.frames import Landing
 from libs.xccl.lines import Line, Machine, Order
 from libs.xccl.memory import (
-    DIES_MAX,
+    PEERS_MAX,
     Area,
     DieMemory,
     Kind,
@@ -68,7 +68,7 @@ class Endpoint:
         shape: RingShape | None = None,
         limits: Limits | None = None,
     ) -> None:
-        if not 0 <= die < DIES_MAX or life < 1:
+        if not 0 <= die < PEERS_MAX or life < 1:
             raise BadInput(f"die {die} in life {life}", field="die")
         self.die = die
         self.life = life
@@ -96,7 +96,7 @@ class Endpoint:
         return [*self._enqueue(order), *self._receiving(order)]
 
     def _enqueue(self, order: Order) -> list[Effect]:
-        if not 0 <= order.peer < DIES_MAX or order.peer == self.die:
+        if not 0 <= order.peer < PEERS_MAX or order.peer == self.die:
             raise BadInput(f"die {self.die} has no flow with die {order.peer}", field="peer")
         if not 0 <= order.offset <= order.offset + order.nbytes <= len(self.memory.application):
             raise BadInput("the range is outside the application area", field="offset")

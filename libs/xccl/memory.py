@@ -33,6 +33,8 @@ FIELD_BYTES = 32  # given (P035)
 METADATA_BYTES = 4 * 1024 * 1024  # given (P035)
 DIES_MAX = 768  # given: 384 chips of two dies (P024)
 FIELDS = DIES_MAX * AIV_PER_DIE * 2  # given (P035): 73,728, written there as "about 74,000"
+#: Peers that the area has room for: the dies of the pod, and those of 910B servers beside it.
+PEERS_MAX = METADATA_BYTES // (AIV_PER_DIE * 2 * FIELD_BYTES)
 WORD = 8
 
 _FIELD = struct.Struct("<QQQQ")
@@ -109,7 +111,7 @@ class MetadataField:
 
 def field_offset(peer: int, lane: int, kind: Kind) -> int:
     """Where in the metadata area the field shared with AIV `lane` of die `peer` lies."""
-    if not (0 <= peer < DIES_MAX and 0 <= lane < AIV_PER_DIE):
+    if not (0 <= peer < PEERS_MAX and 0 <= lane < AIV_PER_DIE):
         raise BadInput(f"there is no field for lane {lane} of die {peer}", field="lane")
     return ((peer * AIV_PER_DIE + lane) * 2 + kind) * FIELD_BYTES
 
@@ -117,7 +119,7 @@ def field_offset(peer: int, lane: int, kind: Kind) -> int:
 def field_at(offset: int) -> tuple[int, int, Kind]:
     """The peer, lane and kind of the field at `offset`."""
     index, rest = divmod(offset, FIELD_BYTES)
-    if rest or not 0 <= index < FIELDS:
+    if rest or not 0 <= index < PEERS_MAX * AIV_PER_DIE * 2:
         raise RemoteProtocolError(f"no field at {offset}", reason="bad_offset")
     pair, kind = divmod(index, 2)
     return pair // AIV_PER_DIE, pair % AIV_PER_DIE, Kind(kind)

@@ -75,8 +75,9 @@ class Admission:
         manifest, rows = request.manifest, request.spec.prompt_tokens
         if manifest.rows != rows or manifest.blocks != group.pool.blocks_for(rows):
             return "bad_input", f"the manifest's KV is not that of a prompt of {rows} tokens"
-        if not group.receiver.knows(manifest.distflow):
-            return "bad_input", f"there is no DistFlow {manifest.distflow!r}"
+        impossible = group.receiver.refusal(manifest)
+        if impossible is not None:
+            return "bad_input", impossible
         if blocks > group.pool.num_blocks:
             return "capacity_exceeded", f"{blocks} KV blocks needed, {group.pool.num_blocks} exist"
         if len(group.in_stage(Stage.PREALLOC)) >= group.config.queue_max:

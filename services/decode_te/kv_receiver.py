@@ -18,6 +18,7 @@ from libs.distflow.kv_memory import KV_AIVS, KvMemory
 from libs.distflow.port import Ended
 from libs.wire.request import TransferManifest
 from libs.wire.transfer import KvGoal
+from libs.xccl.memory import PEERS_MAX
 from libs.xccl.p2p import Flow, Receive, Role, event_id
 
 
@@ -36,9 +37,13 @@ class KvReceiver:
         self._owners: dict[tuple[int, int], str] = {}
         self._receives: dict[str, tuple[Flow, int]] = {}
 
-    def knows(self, distflow: str) -> bool:
-        """Whether there is such a DistFlow instance."""
-        return distflow in self._namespaces
+    def refusal(self, manifest: TransferManifest) -> str | None:
+        """Why the KV of `manifest` can never come, or None when it can."""
+        if manifest.distflow not in self._namespaces:
+            return f"there is no DistFlow {manifest.distflow!r}"
+        if not 0 <= manifest.source_die < PEERS_MAX or manifest.source_die == self.die:
+            return f"no KV can come from die {manifest.source_die}"
+        return None
 
     def can_expect(self, manifest: TransferManifest, nbytes: int) -> bool:
         """Whether a range and a place on the flow are free for the KV of `manifest`."""

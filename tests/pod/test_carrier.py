@@ -76,7 +76,7 @@ async def test_tokens_equal_the_reference_and_no_frame_meets_the_broker(
     assert heard == []
     decode = shm_pod.actors["decode_te.d0.dp0"]
     rings = {path.name for path in shared_directory(decode).glob("ring-8-*")}
-    assert rings == {"ring-8-10-1", "ring-8-11-1"}, "from its die to both expert dies"
+    assert rings >= {"ring-8-10-1", "ring-8-11-1"}, "from its die to both expert dies"
 
 
 async def test_faults_reach_the_shards_beside_the_dies(
@@ -150,4 +150,5 @@ async def test_what_another_host_sends_comes_over_the_broker(
     assert report["examples"] == []
     assert report["ok"]
     assert {re.sub(r"\d+$", "", subject) for subject in heard} == {"xds.fabric.d"}
-    assert set(heard) <= {"xds.fabric.d8", "xds.fabric.d9"}, "only KV, to the decode dies"
+    dies = {"xds.fabric.d0", "xds.fabric.d4", "xds.fabric.d8", "xds.fabric.d9"}
+    assert set(heard) <= dies, "KV and its acknowledgements; no rows of experts"

@@ -12,6 +12,7 @@ from libs.xccl.memory import (
     FIELD_BYTES,
     FIELDS,
     METADATA_BYTES,
+    PEERS_MAX,
     DieMemory,
     Kind,
     MetadataField,
@@ -55,6 +56,7 @@ def test_a_life_or_session_beyond_16_bits_is_refused() -> None:
 def test_the_fields_of_a_full_superpod_fit_into_the_metadata_area() -> None:
     assert FIELDS == 384 * 2 * 48 * 2 == 73_728
     assert FIELDS * FIELD_BYTES <= METADATA_BYTES == 4 * 1024 * 1024
+    assert PEERS_MAX == 1365, "room for 597 dies beside the pod"
     assert SuperPod().ub_pairs == 294_528
 
 
@@ -66,13 +68,13 @@ def test_every_field_has_a_place_of_its_own(peer: int, lane: int, kind: Kind) ->
     assert field_at(offset) == (peer, lane, kind)
 
 
-@pytest.mark.parametrize("offset", [-32, 1, FIELDS * FIELD_BYTES])
+@pytest.mark.parametrize("offset", [-32, 1, PEERS_MAX * 96 * FIELD_BYTES])
 def test_there_is_no_field_elsewhere(offset: int) -> None:
     with pytest.raises(RemoteProtocolError):
         field_at(offset)
 
 
-@pytest.mark.parametrize(("peer", "lane"), [(768, 0), (-1, 0), (0, 48)])
+@pytest.mark.parametrize(("peer", "lane"), [(1365, 0), (-1, 0), (0, 48)])
 def test_no_field_for_a_die_or_core_that_does_not_exist(peer: int, lane: int) -> None:
     with pytest.raises(BadInput):
         field_offset(peer, lane, Kind.ACK)

@@ -627,7 +627,7 @@ def test_a_flow_has_room_for_a_bounded_number_of_messages() -> None:
     ("order", "error"),
     [
         (Send(EVENT, 0, 0, 64), BadInput),
-        (Send(EVENT, 768, 0, 64), BadInput),
+        (Send(EVENT, 1365, 0, 64), BadInput),
         (Send(EVENT, 1, 4090, 64), BadInput),
         (Send(EVENT, 1, -1, 64), BadInput),
         (Send(EVENT, 1, 0, 64, aivs=0), BadInput),

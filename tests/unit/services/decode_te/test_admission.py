@@ -177,7 +177,16 @@ def test_memory_for_kv_on_its_way_is_back_pressure_too(bench: DecodeBench) -> No
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rows": 21}, {"blocks": 3}, {"distflow": "distflow.p9.d0"}], ids=str
+    "wrong",
+    [
+        {"rows": 21},
+        {"blocks": 3},
+        {"distflow": "distflow.p9.d0"},
+        {"source_die": 8},
+        {"source_die": -1},
+        {"source_die": 1 << 20},
+    ],
+    ids=str,
 )
 def test_a_manifest_that_cannot_be_is_refused(bench: DecodeBench, wrong: dict[str, Any]) -> None:
     good = assign_decode("r1")
