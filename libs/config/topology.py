@@ -18,6 +18,8 @@ from libs.errors import BadInput
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
 
 CarrierName = Literal["nats", "shm"]
+#: How a decode TE-shell chooses a DP group; `libs.scheduling.routing` tells what each does.
+RoutingName = Literal["least_kv", "round_robin", "shortest_queue", "two_choices"]
 
 #: Dies of one prefill DP group: attention runs with TP=4 there (P094).
 PREFILL_TP = 4
@@ -64,6 +66,7 @@ class DecodeTeSection(_Section):
     batch_max: Annotated[int, Field(ge=1, le=512)] = 24
     queue_max: Annotated[int, Field(ge=1, le=4096)] = 256
     expert_dies: Annotated[int, Field(ge=1, le=512)] = 4
+    routing: RoutingName = "least_kv"
 
 
 class FabricSection(_Section):

@@ -74,6 +74,21 @@ def xccl(
         _report(lambda: bench_xccl(parts), show, draw_xccl, as_json=as_json, plot=plot)
 
 
+@bench_app.command("sched")
+def sched(
+    groups: Annotated[int, typer.Option(min=2, help="Decode DP groups.")] = 32,
+    requests: Annotated[int, typer.Option(min=100, help="Requests of the workload.")] = 4_000,
+    seed: Annotated[int, typer.Option(help="Seed of the workload.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Decode routing by KV against the usual ways: spread of KV, wait at the dispatch barrier."""
+    from services.cli.bench_sched import show
+    from services.superpod.bench_sched import Case, run
+
+    with reporting(as_json):
+        _report(lambda: run(Case(groups, requests, seed=seed)), show, as_json=as_json)
+
+
 @bench_app.command("fabric")
 def fabric(as_json: Json = False, plot: Plot = None) -> None:
     """Latency, bandwidth, sharing and queueing of the emulated links, and the emulator's speed."""
@@ -88,15 +103,15 @@ def fabric(as_json: Json = False, plot: Plot = None) -> None:
 def _report(
     run: Callable[[], dict[str, Any]],
     show: Callable[[dict[str, Any]], None],
-    draw: Callable[[dict[str, Any], Path], list[str]],
+    draw: Callable[[dict[str, Any], Path], list[str]] | None = None,
     *,
     as_json: bool,
-    plot: Path | None,
+    plot: Path | None = None,
 ) -> None:
     """Measure, draw if asked to, and print; a folder that cannot be used stops it first."""
     folder = None if plot is None else prepare(plot)
     report = run()
-    figures = [] if folder is None else draw(report, folder)
+    figures = [] if folder is None or draw is None else draw(report, folder)
     if folder is not None:
         report["figures"] = figures
     if as_json:

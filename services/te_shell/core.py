@@ -15,7 +15,7 @@ from libs import units
 from libs.actor import Effect, Event, Received, Record, Send, SetTimer, Started, TimerFired
 from libs.health.presence import Presence
 from libs.health.roster import Roster
-from libs.scheduling.routing import DpLoad, choose_dp
+from libs.scheduling.routing import DpLoad, DpPolicy, choose_dp
 from libs.scheduling.tombstones import Tombstones
 from libs.wire import subjects
 from libs.wire.control import Heartbeat, HeartbeatReply, Hello, MemberState, TeLoad
@@ -44,6 +44,7 @@ class TeShellConfig:
     queue_max: int
     kv_blocks: int
     block_size: int
+    policy: DpPolicy = DpPolicy.LEAST_KV
     period_ns: int = units.ms(500)
     silent_after: int = 4
 
@@ -69,6 +70,9 @@ class TeShellCore:
         #: Messages handled, by kind: proves that the shell sees O(requests) and no tokens.
         self.messages: Counter[str] = Counter()
         self._assigned: dict[str, Assignment] = {}
+        #: What is assigned to each group, counted along: hundreds of groups, thousands of requests.
+        self._requests: Counter[str] = Counter()
+        self._blocks: Counter[str] = Counter()
         self._roster = Roster(config.members, config.silent_after)
         self._tombstones = Tombstones()
         self._turn = 0
@@ -103,7 +107,7 @@ class TeShellCore:
                 blocks = self._blocks_for(spec.max_total_tokens)
                 return self._dispatch(event, spec, job_executor, blocks)
             case RequestFinished(request_id=request_id):
-                self._assigned.pop(request_id, None)
+                self._forget(request_id)
                 return [self._report(event.at_ns)]
             case Cancel(request_id=request_id):
                 return self._cancel(event.message, request_id, event.at_ns)
@@ -128,16 +132,29 @@ class TeShellCore:
         if request_id in self._tombstones:
             return []
         known = self._assigned.get(request_id)
-        dp = known.dp if known is not None else choose_dp(self._loads(), blocks, self._turn)
-        self._turn += 1
+        dp = known.dp if known is not None else self._choose(blocks)
         if dp is None:
             reason = f"no DP group of {self.config.te} can take the request"
             failed = LegFailed(request_id, self.config.leg, "backpressure", reason, definite=True)
             return [Send(subjects.inbox(job_executor), failed, at_ns)]
         until = self._roster.sequence + 2 + 2 * spec.budget_ns // self.config.period_ns
+        self._forget(request_id)  # a resend is counted once
         self._assigned[request_id] = Assignment(dp, blocks, until)
+        self._requests[dp] += 1
+        self._blocks[dp] += blocks
         forward = Send(subjects.inbox(dp), event.message, at_ns)
         return [forward, self._report(at_ns)]
+
+    def _forget(self, request_id: str) -> None:
+        assignment = self._assigned.pop(request_id, None)
+        if assignment is not None:
+            self._requests[assignment.dp] -= 1
+            self._blocks[assignment.dp] -= assignment.blocks
+
+    def _choose(self, blocks: int) -> str | None:
+        chosen = choose_dp(self._loads(), blocks, self._turn, self.config.policy)
+        self._turn += 1
+        return chosen
 
     def _cancel(self, cancel: Cancel, request_id: str, at_ns: int) -> list[Effect]:
         assignment = self._assigned.get(request_id)
@@ -149,14 +166,10 @@ class TeShellCore:
 
     def _loads(self) -> list[DpLoad]:
         config = self.config
-        requests = Counter(a.dp for a in self._assigned.values())
-        blocks: Counter[str] = Counter()
-        for assignment in self._assigned.values():
-            blocks[assignment.dp] += assignment.blocks
         return [
             DpLoad(
-                dp, requests[dp], config.batch_max, config.queue_max, config.kv_blocks,
-                blocks[dp], self._roster.is_alive(dp),
+                dp, self._requests[dp], config.batch_max, config.queue_max, config.kv_blocks,
+                self._blocks[dp], self._roster.is_alive(dp),
             )
             for dp in config.dp_groups
         ]  # fmt: skip
@@ -164,7 +177,7 @@ class TeShellCore:
     def _report(self, at_ns: int) -> Send:
         self._version += 1
         config = self.config
-        reserved = sum(assignment.blocks for assignment in self._assigned.values())
+        reserved = self._blocks.total()
         slots = len(config.dp_groups) * config.batch_max - len(self._assigned)
         free = len(config.dp_groups) * config.kv_blocks - reserved
         load = TeLoad(config.te, self._version, len(self._assigned), 0, max(0, slots), max(0, free))
@@ -174,11 +187,9 @@ class TeShellCore:
 
     def _beat(self) -> list[Effect]:
         beat = Heartbeat(self._roster.beat())
-        self._assigned = {
-            request_id: assignment
-            for request_id, assignment in self._assigned.items()
-            if assignment.until_beat >= self._roster.sequence
-        }
+        now = self._roster.sequence
+        for request_id in [r for r, a in self._assigned.items() if a.until_beat < now]:
+            self._forget(request_id)
         sends = [Send(subjects.inbox(member), beat) for member in self.config.members]
         return [*sends, SetTimer(BEAT_TIMER, self.config.period_ns)]
 
@@ -193,3 +204,5 @@ class TeShellCore:
         """Requests are assigned to groups of this TE only."""
         groups = set(self.config.dp_groups)
         assert all(a.dp in groups for a in self._assigned.values())
+        assert self._requests.total() == len(self._assigned), self._requests
+        assert self._blocks.total() == sum(a.blocks for a in self._assigned.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from libs import units
 from libs.runtime.build import Built, ServiceContext
+from libs.scheduling.routing import DpPolicy
 from services.te_shell.core import TeShellConfig, TeShellCore
 
 
@@ -32,6 +33,7 @@ def build(context: ServiceContext) -> Built:
         queue_max=queue_max,
         kv_blocks=kv_blocks,
         block_size=topology.kv.block_size,
+        policy=DpPolicy(decode.routing) if decode is not None else DpPolicy.LEAST_KV,
         period_ns=units.s(health.te_period_s),
         silent_after=health.silent_after_periods,
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.scheduling.routing import DpLoad, TeChoice, choose_dp, choose_te
+from libs.scheduling.routing import DpLoad, DpPolicy, TeChoice, choose_dp, choose_te
 
 
 def load(dp: str, requests: int = 0, reserved: int = 0, *, alive: bool = True) -> DpLoad:
@@ -89,3 +89,26 @@ def test_choice_of_a_te(choices: list[TeChoice], expected: str | None) -> None:
 def test_equal_tes_take_turns() -> None:
     choices = [TeChoice("p0", 0, 0), TeChoice("p1", 0, 0)]
     assert [choose_te(choices, turn) for turn in range(4)] == ["p0", "p1", "p0", "p1"]
+
+
+@given(LOADS, st.integers(1, 10), st.integers(0, 20), st.sampled_from(DpPolicy))
+def test_every_policy_keeps_to_the_bounds_of_the_queues(
+    loads: list[DpLoad], blocks: int, turn: int, policy: DpPolicy
+) -> None:
+    chosen = choose_dp(loads, blocks, turn, policy)
+    possible = [
+        item.dp for item in loads
+        if item.alive and item.requests < 4 + 2 and blocks <= item.kv_total_blocks
+    ]  # fmt: skip
+    assert (chosen in possible) if possible else (chosen is None)
+
+
+def test_the_baselines_do_what_their_names_say() -> None:
+    loads = [load("dp0", 3, 0), load("dp1", 1, 9), load("dp2", 2, 1)]
+    turns = [choose_dp(loads, 1, turn, DpPolicy.ROUND_ROBIN) for turn in range(4)]
+    assert turns == ["dp0", "dp1", "dp2", "dp0"]
+    assert choose_dp(loads, 1, 7, DpPolicy.SHORTEST_QUEUE) == "dp1"
+    drawn = Counter(choose_dp(loads, 1, turn, DpPolicy.TWO_CHOICES) for turn in range(300))
+    assert drawn["dp0"] == 0, "the busiest of three loses against any other"
+    assert drawn["dp1"] > drawn["dp2"] > 50
+    assert choose_dp(loads, 1, 7) == "dp0", "ours looks at KV"
