@@ -19,6 +19,11 @@ class Arena:
         self.nbytes = nbytes
         self._taken: dict[str, tuple[int, int]] = {}
 
+    @property
+    def taken_bytes(self) -> int:
+        """What is lent out now."""
+        return sum(nbytes for _, nbytes in self._taken.values())
+
     def can_take(self, nbytes: int) -> bool:
         """Whether `take` would succeed."""
         return self._gap(nbytes) is not None

@@ -58,7 +58,6 @@ class DecodeRequest:
     block_ids: tuple[int, ...] = ()
     kv_bytes: int = 0
     written: bool = False
-    paired: bool = False
     ready_at_ns: int = 0
     transfer_started_at_ns: int = 0
     transfer_finished_at_ns: int = 0

@@ -1,4 +1,4 @@
-"""The state of a prefill DP group as data: its settings, its requests with their stage, its frames.
+"""The state of a prefill DP group as data: its settings, its requests with their stage.
 
     state \\ event | blocks free  computed   bound        pull      complete/failed/cancel
     --------------+------------------------------------------------------------------

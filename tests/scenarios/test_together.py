@@ -16,8 +16,10 @@ from libs.config.topology import parse_topology
 from libs.model.sampling import SamplingParams
 from libs.wire.control import ClusterView, Heartbeat, HeartbeatReply, Hello, TeLoad
 from libs.wire.tokens import Chunk
+from services.decode_te.core import DecodeCore
 from services.gateway.core import ClientGone, ClientSubmit, GatewayCore
 from services.job_executor.core import JobExecutorCore
+from services.prefill_te.core import PrefillCore
 from services.te_shell.core import TeShellCore
 from tests.support.pod import Pod, build_pod
 from tests.support.requests import END_TOKEN, make_spec
@@ -178,6 +180,10 @@ def check_nothing_is_left(pod: Pod, dead: str = "") -> None:
             assert not core._assigned
         if isinstance(core, GatewayCore):
             assert core.open_requests == 0
+        if isinstance(core, PrefillCore):
+            assert core.group.sender.kv.arena.taken_bytes == 0, "memory of a message that is over"
+        if isinstance(core, DecodeCore):
+            assert core.group.receiver.kv.arena.taken_bytes == 0
 
 
 @given(ASKS, st.integers(0, 3))
