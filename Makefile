@@ -34,6 +34,9 @@ test: $(READY) ## the whole suite
 test-fast: $(READY) ## the suite without slow tests and real processes, under a minute
 	@$(PY) -m pytest -m "not slow and not pod" $(ARGS)
 
+model-check: $(READY) ## every interleaving of the send/receive protocol, with spin (apt-get install spin gcc)
+	@XDS_REQUIRE_SPIN=1 $(PY) -m pytest tests/model_check $(ARGS)
+
 test-oracle: .venv-oracle/.ready ## agreement with Hugging Face's implementation, and a training smoke
 	@XDS_REQUIRE_ORACLE=1 .venv-oracle/bin/python -m pytest tests/oracle tests/train $(ARGS)
 
@@ -66,5 +69,5 @@ clean: ## remove everything that can be made again
 	@rm -rf .venv .venv-oracle .mypy_cache .ruff_cache .pytest_cache .hypothesis .xds
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup demo up down status verify test test-fast test-oracle check lint types contracts fmt \
-  golden lock clean
+.PHONY: help setup demo up down status verify test test-fast model-check test-oracle check lint types \
+  contracts fmt golden lock clean

@@ -14,6 +14,8 @@ frame leaves: all frames of a die pass through one host. An ingress link belongs
 shard that serves its destination: all frames to a die pass through one shard. So each link is in
 one hand, and no stamp depends on how many shards there are (`libs.fabric.sharding`). The VPC cards
 of servers are shared by dies in several processes; shard 0 keeps all of them, in both directions.
+A shard also books what senders have reserved, at the begin they name: it is a part of what their
+links carry, the other shards see the rest, and a sender that names one time twice is noticed.
 
 **Bounded in flight.** At most `in_flight_frames_max` frames of one ordered pair are between release
 and delivery; further ones wait at the sender, later but never dropped. The limit is per pair, as
@@ -26,8 +28,9 @@ All state is plain data: a copy goes on like the original.
 from __future__ import annotations
 
 from bisect import insort
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from libs.fabric.params import UB, FabricParams
 from libs.fabric.planes import (
@@ -44,8 +47,7 @@ from libs.fabric.timeline import Timeline
 from libs.units import transfer_ns
 
 
-@dataclass(frozen=True, slots=True)
-class Departed:
+class Departed(NamedTuple):
     """A frame that has left its egress link (at `begin_ns`) on its way to an ingress link."""
 
     plane: Plane
@@ -57,14 +59,16 @@ class Departed:
     begin_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stamps:
-    """The whole way of one frame, as the module docstring tells it."""
+class Stamps(NamedTuple):
+    """The whole way of one frame, as the module docstring tells it; `occupied_ns` is what it takes
+    of each link.
+    """
 
     frame: Departed
     release_ns: int
     ingress_ns: int
     deliver_ns: int
+    occupied_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,18 @@ class LinkUse:
     window_busy_ns: int
 
 
-class _Links:
-    """The links of one direction: a `Timeline` each, created when first used."""
+class Link(Timeline):
+    """One directed link: when it is busy, and what it has carried in all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = 0
+        self.nbytes = 0
+        self.frames_checked = 0
+
+
+class Links:
+    """The links of one direction, each created when first used."""
 
     direction = ""
 
@@ -89,43 +103,51 @@ class _Links:
         self.pod = pod
         self.params = params
         self._limits: dict[Plane, PlaneLimits] = plane_limits(params)
-        self._lines: defaultdict[tuple[Plane, int], Timeline] = defaultdict(Timeline)
-        self._frames: defaultdict[tuple[Plane, int], int] = defaultdict(int)
-        self._nbytes: defaultdict[tuple[Plane, int], int] = defaultdict(int)
+        self._links: dict[tuple[Plane, int], Link] = {}
 
-    def _reserve(self, plane: Plane, die: int, at_ns: int, nbytes: int) -> int:
+    def __iter__(self) -> Iterator[tuple[tuple[Plane, int], Link]]:
+        """Every link that was ever used, by plane and number, in the order of first use."""
+        return iter(self._links.items())
+
+    def _reserve(self, plane: Plane, die: int, at_ns: int, nbytes: int, occupied_ns: int) -> int:
         key = plane, link_of(self.pod, plane, die)
-        self._frames[key] += 1
-        self._nbytes[key] += nbytes
-        return self._lines[key].reserve(at_ns, transfer_ns(nbytes, self._limits[plane].bytes_per_s))
+        link = self._links.get(key)
+        if link is None:
+            link = self._links[key] = Link()
+        link.frames += 1
+        link.nbytes += nbytes
+        return link.reserve(at_ns, occupied_ns)
 
     def use(self, begin_ns: int, end_ns: int) -> tuple[LinkUse, ...]:
         """What each link has carried, with its busy time between two stamps; sorted."""
         return tuple(
             LinkUse(
-                str(plane), link, self.direction, self._frames[plane, link],
-                self._nbytes[plane, link], line.busy_ns, line.busy_between(begin_ns, end_ns),
+                str(plane), number, self.direction, link.frames, link.nbytes, link.busy_ns,
+                link.busy_between(begin_ns, end_ns),
             )
-            for (plane, link), line in sorted(self._lines.items())
+            for (plane, number), link in sorted(self._links.items(), key=lambda item: item[0])
         )  # fmt: skip
 
     def validate(self) -> None:
-        """Every link's reservations are disjoint."""
-        for line in self._lines.values():
-            line.validate()
+        """The reservations of every link that was used since the last look are disjoint."""
+        for link in self._links.values():
+            if link.frames_checked != link.frames:
+                link.validate()
+                link.frames_checked = link.frames
 
 
-class EgressLinks(_Links):
-    """What the dies of one sender write to."""
+class EgressLinks(Links):
+    """What the dies of one sender write to; at a shard, what senders have written to it."""
 
     direction = "egress"
 
     def depart(self, plane: Plane, source: int, at_ns: int, nbytes: int) -> int:
         """Reserve the egress of `source` for a frame ready at `at_ns`; returns when it begins."""
-        return self._reserve(plane, source, at_ns, nbytes)
+        occupied_ns = transfer_ns(nbytes, self._limits[plane].bytes_per_s)
+        return self._reserve(plane, source, at_ns, nbytes, occupied_ns)
 
 
-class IngressLinks(_Links):
+class IngressLinks(Links):
     """What arrives at the dies of one shard."""
 
     direction = "ingress"
@@ -141,12 +163,12 @@ class IngressLinks(_Links):
         if under_way is None:
             under_way = self._under_way[pair] = _UnderWay(self.params.in_flight_frames_max)
         limits = self._limits[frame.plane]
+        occupied_ns = transfer_ns(frame.nbytes, limits.bytes_per_s)
         release_ns = under_way.release(frame.begin_ns)
-        ingress_ns = self._reserve(frame.plane, frame.target, release_ns, frame.nbytes)
-        flight_ns = frame.repeat * limits.latency_ns
-        deliver_ns = ingress_ns + flight_ns + transfer_ns(frame.nbytes, limits.bytes_per_s)
+        ingress_ns = self._reserve(frame.plane, frame.target, release_ns, frame.nbytes, occupied_ns)
+        deliver_ns = ingress_ns + frame.repeat * limits.latency_ns + occupied_ns
         under_way.add(release_ns, deliver_ns)
-        return Stamps(frame, release_ns, ingress_ns, deliver_ns)
+        return Stamps(frame, release_ns, ingress_ns, deliver_ns, occupied_ns)
 
 
 class _UnderWay:

@@ -24,6 +24,9 @@ class Plane(StrEnum):
     ROCE = "roce"
     VPC = "vpc"
 
+    # Links are found by plane and number for every frame; an enumeration hashes its name in Python.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class PlaneLimits:
@@ -47,7 +50,7 @@ def plane_between(pod: SuperPod, source: int, target: int, wanted: str = "") -> 
 
     Without a wish it is UB inside the SuperPod, and what connects the 910B servers otherwise.
     """
-    outside = pod.is_outside(source) or pod.is_outside(target)
+    outside = pod.is_outside(max(source, target))  # 910B servers come behind all others
     if not wanted:
         return Plane(pod.outside_plane) if outside else Plane.UB
     if wanted == Plane.UB:

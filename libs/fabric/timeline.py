@@ -61,6 +61,14 @@ class Timeline:
             total += min(end, end_ns) - max(begin, begin_ns)
         return total
 
+    def busy_before(self, at_ns: int) -> int:
+        """How much of all that was ever reserved lies before `at_ns`; grows with both.
+
+        The difference of two looks is what came to lie before the later one since the earlier one:
+        work that is booked late is in the next difference, and nothing is in two or in none.
+        """
+        return self.busy_ns - self.busy_between(at_ns, max(at_ns, self.free_at_ns))
+
     @property
     def known_from_ns(self) -> int:
         """The floor: reservations that ended before it are forgotten."""

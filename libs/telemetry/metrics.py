@@ -97,6 +97,16 @@ REQUEST_DECODE = MetricSpec(
     "xds_request_decode_seconds", "From the first token to the last.", (), DURATION_BUCKETS
 )
 
+LINK_UTILIZATION = MetricSpec(
+    "xds_fabric_link_utilization_ratio",
+    "Busy part of the last second or so of one link that carries anything, in emulated time.",
+    ("plane", "direction", "link"),
+)
+FABRIC_BYTES = MetricSpec(
+    "xds_fabric_bytes_total", "Bytes charged to the links of one plane.", ("plane",)
+)
+FABRIC_FRAMES = MetricSpec("xds_fabric_frames_total", "Frames that crossed one plane.", ("plane",))
+
 
 class Metrics:
     """The metrics of one process; each spec may be made once."""

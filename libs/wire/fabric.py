@@ -2,6 +2,7 @@
 
 any die --UbFrame--> shard of the emulator --UbDelivery--> owner of the target die
 whoever tests --FaultArm, FaultHeal--> shard --FaultState--> back
+shard --LinkReport, once a second while anything moves--> gateways
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class UbDelivery:
 class FaultArm:
     """Arm a fault of class `kind`, or replace the armed one of the same id.
 
-    The scope is that of `libs.fabric.faults.scope`; `duration_ns` 0 lasts until healed.
+    The scope is that of `libs.fabric.faults.scope`, `probability` the share of the traffic there
+    that is touched (`libs.fabric.faults.catalogue`); `duration_ns` 0 lasts until healed.
     """
 
     fault_id: str
@@ -87,3 +89,46 @@ class FaultState:
     seen: int
     touched: int
     problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRow:
+    """What one link carried in the window of its report.
+
+    Of an ingress link that is all it carried; of an egress link what went to the reporter's dies,
+    so that a reader adds up the rows of all reporters.
+    """
+
+    plane: str
+    link: int
+    direction: str
+    frames: int
+    nbytes: int
+    busy_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneTotal:
+    """What one plane brought to the reporter's dies since the reporter's life began."""
+
+    plane: str
+    frames: int
+    nbytes: int
+
+
+@message("link_report")
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """One shard on its links, from `begin_ns` to `end_ns` of the emulated timeline.
+
+    `links` are those that carried anything, the busiest first; `left_out` more did not fit. A
+    report without rows says that the links have come to rest, and is followed by silence until
+    something moves. Totals count every frame once, by its arrival; they never go back within one
+    life, so that a lost report costs a reader nothing but time.
+    """
+
+    begin_ns: int
+    end_ns: int
+    links: tuple[LinkRow, ...]
+    left_out: int
+    totals: tuple[PlaneTotal, ...]

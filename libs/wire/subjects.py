@@ -9,6 +9,8 @@
                            `0`, `1`, ..., or `d7` beside the owner of die 7
     xds.view               membership and loads, published periodically  control plane -> everyone
     xds.load               load of one TE, on change and periodically    TE-shell -> job executors
+    xds.links              what the links of one shard carried           fabric emulator ->
+                                                                         gateways
     xds.cp.query           status questions                              CLI, gateway -> control
     plane
 
@@ -25,6 +27,7 @@ SUBMIT = "xds.je.submit"
 SUBMIT_QUEUE = "je"
 VIEW = "xds.view"
 LOAD = "xds.load"
+LINKS = "xds.links"
 QUERY = "xds.cp.query"
 
 
@@ -48,6 +51,7 @@ TABLE: tuple[SubjectRow, ...] = (
         VIEW, "gateway, job_executor", "control_plane", "control", "membership and readiness"
     ),
     SubjectRow(LOAD, "job_executor", "te_shell", "control", "load of one TE"),
+    SubjectRow(LINKS, "gateway", "fabric_emulator", "control", "what the links of a shard carried"),
     SubjectRow(QUERY, "control_plane", "gateway, command line", "control", "status questions"),
 )
 
@@ -75,7 +79,7 @@ def subscriptions(actor: str, dies: tuple[int, ...]) -> tuple[tuple[str, str], .
         case "job_executor":
             own += [(SUBMIT, SUBMIT_QUEUE), (VIEW, ""), (LOAD, "")]
         case "gateway":
-            own += [(VIEW, "")]
+            own += [(VIEW, ""), (LINKS, "")]
         case "control_plane":
             own += [(QUERY, "")]
         case "fabric_emulator":

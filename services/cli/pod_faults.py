@@ -8,6 +8,8 @@ from typing import Any
 
 from libs.bus.nats import NatsBus, NatsOptions
 from libs.errors import BadInput, OperatingError
+from libs.fabric.faults.active import FaultRule
+from libs.fabric.faults.catalogue import parameters_of
 from libs.wire import subjects
 from libs.wire.codec import decode_frame, encode_frame
 from libs.wire.envelope import Envelope
@@ -16,6 +18,16 @@ from services.pod.state import PodState
 
 ANSWER_S = 5.0
 EMULATOR = "fabric_emulator."
+
+
+def arm_of(rule: FaultRule) -> FaultArm:
+    """The command that arms `rule`, for shards in other processes; they build the same rule."""
+    fault, scope = rule.fault, rule.scope
+    parameters = tuple((name, int(getattr(fault, name))) for name in parameters_of(fault.KIND))
+    return FaultArm(
+        rule.fault_id, fault.KIND, rule.probability, rule.seed, parameters, scope.kind,
+        scope.numbers, scope.plane, scope.direction, rule.start_ns, rule.duration_ns,
+    )  # fmt: skip
 
 
 @asynccontextmanager

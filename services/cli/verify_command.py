@@ -107,13 +107,14 @@ def _verify_sim(asked: Asked, bars: Bars) -> dict[str, Any]:
 
 
 def _verify_pod(state: PodState, asked: Asked, bars: Bars) -> dict[str, Any]:
+    from libs.fabric.faults.active import fault_named
     from libs.model.resources import ModelResources
-    from libs.wire.fabric import FaultArm
+    from services.cli.pod_faults import arm_of
     from services.cli.verify_pod import verify_pod
 
     pod = load_topology(state.topology)
     kind, rate = asked.fault
-    arms = [FaultArm(f"all-{kind}", kind, rate, asked.seed)] if kind else []
+    arms = [arm_of(fault_named(kind, rate, asked.seed))] if kind else []
     model = ModelResources(pod.model.checkpoint, pod.model.engine)
     return asyncio.run(
         verify_pod(

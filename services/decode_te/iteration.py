@@ -135,7 +135,7 @@ class IterationLoop:
         self._sent = {rows.die: rows for rows in routed.dies}
         self.phase = Phase.AWAITING_EXPERTS
         sends = [self._transmit(rows, at_ns) for rows in routed.dies]
-        return [*sends, SetTimer(ITERATION_TIMER, EXPERT_DEADLINE_NS)]
+        return [*sends, SetTimer(ITERATION_TIMER, wait_ns(EXPERT_DEADLINE_NS, 0))]
 
     def _transmit(self, rows: DieRows, at_ns: int) -> Transmit:
         iteration, config = self._current(), self.group.config

@@ -32,8 +32,11 @@ from libs.actor import (
 from libs.health.presence import Presence
 from libs.wire import subjects
 from libs.wire.control import ClusterView, MemberState
+from libs.wire.fabric import LinkReport
 from libs.wire.request import Accepted, Cancel, RequestFailed, RequestSpec, Submit
 from libs.wire.tokens import Chunk, StreamChunks
+from services.gateway.links import TIMER as LINKS_TIMER
+from services.gateway.links import LinkBook
 
 #: Chunks that may wait for a gap to close, per request.
 EARLY_MAX = 64
@@ -99,6 +102,8 @@ class GatewayCore:
         #: Whether every planned member has been alive at once since this gateway started.
         self.was_ready = False
         self.duplicates = 0
+        #: What the fabric carries, for operators; no decision depends on it.
+        self.links = LinkBook()
         self._open: dict[str, OpenRequest] = {}
         self._presence = Presence(config.name, "", self._describe)
 
@@ -129,6 +134,8 @@ class GatewayCore:
                 return self._told_failed(failed, sender, at_ns)
             case Received(message=ClusterView() as view):
                 return self._learn(view)
+            case Received(message=LinkReport() as report, sender=sender, incarnation=life):
+                return self.links.take(sender, life, report)
             case Unreachable(message=Submit(spec=spec), at_ns=at_ns):
                 return self._resubmit(spec.request_id, "no job executor listens", at_ns)
             case TimerFired(name=name, at_ns=at_ns):
@@ -265,6 +272,9 @@ class GatewayCore:
 
     def _expire(self, timer: str, at_ns: int) -> list[Effect]:
         kind, request_id = timer.split(":", 1)
+        if kind == LINKS_TIMER:
+            self.links.silent(request_id)
+            return []
         request = self._open.get(request_id)
         if request is None:
             return []

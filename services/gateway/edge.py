@@ -277,11 +277,11 @@ class HttpEdge:
         return web.json_response(ready_document(view), status=200 if view.ready else 503)
 
     async def _status(self, _request: web.Request) -> web.Response:
-        core = self._core
-        return web.json_response(status_document(core.view, core.name, core.open_requests))
+        return web.json_response(status_document(self._core))
 
     async def _scrape(self, request: web.Request) -> web.Response:
         self._metrics.seen(self._core.view)
+        self._metrics.carried(self._core.links)
         body, content_type = self._metrics.registry.expose(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -17,6 +17,8 @@ from libs.actor import Record
 from libs.errors import OperatingError
 from libs.telemetry import metrics as catalogue
 from libs.wire.control import ClusterView
+from libs.wire.fabric import PlaneTotal
+from services.gateway.links import LinkBook
 from services.gateway.tally import Phases
 
 #: Codes of failures that a fault of the pod explains; others are its own mistakes.
@@ -49,6 +51,10 @@ class GatewayMetrics:
         self._running = made.gauge(catalogue.REQUESTS_RUNNING)
         self._ready = made.gauge(catalogue.READY)
         self._missing = made.gauge(catalogue.MEMBERS_MISSING)
+        self._utilization = made.gauge(catalogue.LINK_UTILIZATION)
+        self._fabric_bytes = made.counter(catalogue.FABRIC_BYTES)
+        self._fabric_frames = made.counter(catalogue.FABRIC_FRAMES)
+        self._counted: dict[str, PlaneTotal] = {}
         self._lag = made.gauge(catalogue.CLOCK_LAG)
         self._pace = made.gauge(catalogue.CLOCK_PACE)
         info = made.gauge(catalogue.BUILD_INFO)
@@ -101,6 +107,18 @@ class GatewayMetrics:
         """Readiness as of `view`, asked for before each scrape."""
         self._ready.set(view.ready)
         self._missing.set(len(view.missing))
+
+    def carried(self, links: LinkBook) -> None:
+        """Links as they are now; one that carries nothing any more has no series any more."""
+        self._utilization.clear()
+        for load in links.loads():
+            labels = load.plane, load.direction, str(load.link)
+            self._utilization.labels(*labels).set(load.utilization)
+        for total in links.carried():
+            before = self._counted.get(total.plane, PlaneTotal(total.plane, 0, 0))
+            self._fabric_bytes.labels(total.plane).inc(total.nbytes - before.nbytes)
+            self._fabric_frames.labels(total.plane).inc(total.frames - before.frames)
+            self._counted[total.plane] = total
 
 
 def outcome_of(code: str) -> str:

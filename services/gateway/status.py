@@ -7,7 +7,11 @@ from typing import Any
 
 from libs.wire.control import ClusterView, KvCounts
 from services.gateway.core import GatewayCore
+from services.gateway.links import LinkBook
 from services.gateway.problems import NotReady
+
+#: Links that `/xds/status` shows one by one.
+BUSIEST_LINKS_MAX = 8
 
 
 def require_ready(core: GatewayCore) -> None:
@@ -32,22 +36,34 @@ def ready_document(view: ClusterView) -> dict[str, Any]:
     return {"status": state, "ready": view.ready, "missing": list(view.missing)}
 
 
-def status_document(view: ClusterView, gateway: str, open_requests: int) -> dict[str, Any]:
+def status_document(core: GatewayCore) -> dict[str, Any]:
     """`/xds/status`: the last view, with KV blocks summed over all pools.
 
     `kv_blocks_held` counts blocks that are not free, whatever they are held for.
     """
+    view = core.view
     pools = [member.kv for member in view.members if member.kv is not None]
     blocks = {
         field.name: sum(getattr(kv, field.name) for kv in pools) for field in fields(KvCounts)
     }
     return {
-        "gateway": gateway,
-        "open_requests": open_requests,
+        "gateway": core.name,
+        "open_requests": core.open_requests,
         **ready_document(view),
         "version": view.version,
         "epoch": view.epoch,
         "kv_blocks": blocks,
         "kv_blocks_held": blocks["total"] - blocks["free"],
+        "links": _links(core.links),
         "members": [asdict(member) for member in view.members],
+    }
+
+
+def _links(links: LinkBook) -> dict[str, Any]:
+    """The busiest links, and how many more carry something."""
+    loads = links.loads()
+    busiest = loads[:BUSIEST_LINKS_MAX]
+    return {
+        "busiest": [asdict(load) for load in busiest],
+        "others": len(loads) - len(busiest) + links.left_out(),
     }

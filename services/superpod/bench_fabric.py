@@ -22,6 +22,7 @@ import numpy as np
 from libs import units
 from libs.actor import Deliver, Received
 from libs.clock.pod_clock import monotonic_s
+from libs.errors import InvariantError
 from libs.fabric.link import LinkUse, SenderPort
 from libs.fabric.params import UB
 from libs.fabric.planes import Plane, plane_limits
@@ -82,7 +83,9 @@ class Wires:
     def stamp(self, frame: UbFrame) -> int:
         """When the emulator delivers it; raises `InvariantError` if the links do not allow that."""
         at_ns = max(frame.depart_ns, frame.begin_ns)
-        (deliver,) = self.core.handle(Received(at_ns, frame, "", 1, 1), at_ns)
+        deliver, *problems = self.core.handle(Received(at_ns, frame, "", 1, 1), at_ns)
+        if problems:
+            raise InvariantError(f"the sender's links were not kept: {problems}")
         assert isinstance(deliver, Deliver), deliver
         return deliver.at_ns
 

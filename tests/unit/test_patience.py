@@ -7,12 +7,22 @@ from itertools import accumulate
 import pytest
 
 from libs import units
-from services.decode_te.iteration import EXPERT_DEADLINE_NS, RESENDS_MAX
 from libs.patience import wait_ns
+from services.decode_te.iteration import EXPERT_DEADLINE_NS, RESENDS_MAX
 
 
-def test_the_first_wait_is_what_was_asked_for() -> None:
-    assert wait_ns(EXPERT_DEADLINE_NS, 0) == EXPERT_DEADLINE_NS
+def test_a_wait_is_hardly_longer_than_what_was_asked_for() -> None:
+    assert EXPERT_DEADLINE_NS < wait_ns(EXPERT_DEADLINE_NS, 0) < 1.01 * EXPERT_DEADLINE_NS
+
+
+@pytest.mark.parametrize("period_ms", [1, 2, 5, 10, 20])
+@pytest.mark.parametrize("asked_ns", [EXPERT_DEADLINE_NS, units.ms(250)])
+def test_the_first_repetition_does_not_meet_what_met_the_first_try(
+    period_ms: int, asked_ns: int
+) -> None:
+    period_ns = units.ms(period_ms)
+    apart_ns = wait_ns(asked_ns, 0) % period_ns
+    assert period_ns // 10 <= apart_ns <= period_ns - period_ns // 10
 
 
 @pytest.mark.parametrize("period_ms", [1, 2, 5, 10, 20, 50, 100])

@@ -5,7 +5,8 @@
     frames        | pass          fault.apply    pass            pass
 
 A rule hits frames by the stamp at which they leave, so that it means the same whatever order frames
-are handled in. `seen` counts the frames in scope, `touched` those that did not come out as they
+are handled in; a dead die also takes no frame that would be delivered while the rule lasts. `seen`
+counts the frames in scope, `touched` those that did not come out as they
 went in: the witness that the fault was real.
 """
 
@@ -15,9 +16,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from libs.errors import Backpressure, BadInput
-from libs.fabric.faults.catalogue import build_fault
+from libs.fabric.faults.catalogue import AT_DELIVERY, build_fault
 from libs.fabric.faults.delivery import Delivery, Fault
-from libs.fabric.faults.draw import CERTAIN, Draw, seed_of
+from libs.fabric.faults.draw import Chance, Draw, per_end, seed_of, threshold_of
 from libs.fabric.faults.scope import Scope
 from libs.fabric.superpod import SuperPod
 
@@ -30,7 +31,9 @@ EVERYWHERE = Scope()
 
 @dataclass(frozen=True, slots=True)
 class FaultRule:
-    """One armed fault; `probability` is per frame, or per slot where the class says so."""
+    """One armed fault; `probability` is the share of the traffic in scope that is touched, as
+    `libs.fabric.faults.catalogue` says for each class.
+    """
 
     fault_id: str
     fault: Fault
@@ -51,11 +54,19 @@ class FaultRule:
             raise BadInput("start and duration must not be negative", field="start_ns")
         self.scope.require(pod)
 
-    def is_active(self, at_ns: int) -> bool:
-        """Whether frames that leave at `at_ns` are concerned."""
-        if at_ns < self.start_ns:
-            return False
-        return self.duration_ns == FOR_EVER or at_ns < self.start_ns + self.duration_ns
+    @property
+    def looks_at_delivery(self) -> bool:
+        """Whether the fault is also about where a frame would arrive, and when."""
+        return self.fault.KIND in AT_DELIVERY
+
+    def chance(self) -> Chance:
+        """What the draws of this rule share."""
+        one_end = per_end(self.probability) if self.scope.has_both_ends else self.probability
+        return Chance(
+            seed_of(self.seed, self.fault_id), threshold_of(self.probability),
+            threshold_of(one_end), self.start_ns,
+            None if self.duration_ns == FOR_EVER else self.start_ns + self.duration_ns,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -63,15 +74,22 @@ class Armed:
     """A rule and its history; frames are numbered per ordered pair, which their draws depend on."""
 
     rule: FaultRule
-    key: bytes
-    threshold: int
+    chance: Chance
     counts: defaultdict[tuple[int, int], int] = field(default_factory=lambda: defaultdict(int))
     seen: int = 0
     touched: int = 0
 
+    def concerns(self, delivery: Delivery) -> bool:
+        """Whether the rule is active when the frame leaves, or where it matters arrives."""
+        if self.chance.covers(delivery.begin_ns):
+            return True
+        return self.rule.looks_at_delivery and self.chance.covers(delivery.deliver_ns)
+
 
 class FaultSet:
-    """All rules of one emulator shard, in the order in which they were armed."""
+    """All rules of one emulator shard, in the order in which they were armed; those that look at
+    the stamp of delivery behind the others.
+    """
 
     def __init__(self, pod: SuperPod) -> None:
         self._pod = pod
@@ -87,9 +105,9 @@ class FaultSet:
         rule.require(self._pod)
         if rule.fault_id not in self._armed and len(self._armed) >= RULES_MAX:
             raise Backpressure(f"{RULES_MAX} faults are armed")
-        threshold = min(CERTAIN, round(rule.probability * CERTAIN))
-        key = seed_of(rule.seed, rule.fault_id)
-        self._armed[rule.fault_id] = Armed(rule, key, threshold)
+        self._armed[rule.fault_id] = Armed(rule, rule.chance())
+        last = sorted(self._armed.items(), key=lambda item: item[1].rule.looks_at_delivery)
+        self._armed = dict(last)
 
     def heal(self, fault_id: str) -> Armed | None:
         """Remove a rule and return its history; an unknown id gives None."""
@@ -103,7 +121,7 @@ class FaultSet:
         """What arrives instead of one frame; rules work on what the ones before have left."""
         deliveries = [delivery]
         for armed in self._armed.values():
-            if not deliveries or not armed.rule.is_active(delivery.begin_ns):
+            if not any(map(armed.concerns, deliveries)):
                 continue
             ends = armed.rule.scope.ends_in(
                 self._pod, delivery.plane, delivery.source, delivery.target
@@ -118,7 +136,10 @@ class FaultSet:
         pair = deliveries[0].source, deliveries[0].target
         result: list[Delivery] = []
         for delivery in deliveries:
-            draw = Draw(armed.key, armed.threshold, pair, armed.counts[pair], ends)
+            if not armed.concerns(delivery):
+                result.append(delivery)
+                continue
+            draw = Draw(armed.chance, pair, armed.counts[pair], ends)
             armed.counts[pair] += 1
             armed.seen += 1
             left = armed.rule.fault.apply(delivery, draw)
@@ -128,5 +149,7 @@ class FaultSet:
 
 
 def fault_named(kind: str, probability: float, seed: int) -> FaultRule:
-    """The standard rule of one class on every link, as `xds verify --faults` uses it."""
+    """The standard rule of one class on every link, as `xds verify --faults` uses it in a
+    simulation and (`services.cli.pod_faults.arm_of`) in a pod of processes.
+    """
     return FaultRule(f"all-{kind}", build_fault(kind), EVERYWHERE, probability, seed=seed)

@@ -12,10 +12,14 @@ from libs.fabric.faults.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class DeadDie:
-    """A die that is gone from the fabric, with everything it had under way.
+    """A die that is gone from the fabric.
+
+    From its death on nothing leaves it, and nothing that would be delivered is taken, whenever that
+    left. What it had sent before is on its way and arrives: the links are not dead.
 
     Dies are hit for whole slots of time, on all their links at once. With probability 1 the dies in
-    scope are dead as long as the rule lasts. The process behind the die is not touched.
+    scope are dead as long as the rule lasts. The process behind the die is not touched. A rule that
+    comes after a frame was stamped cannot take it back: to kill at an instant, arm it before.
     """
 
     KIND: ClassVar[str] = "dead_die"
@@ -23,6 +27,7 @@ class DeadDie:
     slot_ns: int = units.ms(2)
 
     def apply(self, delivery: Delivery, draw: Draw) -> list[Delivery]:
-        """Nothing, if a die in scope was dead when the frame left or when it should arrive."""
-        slots = {delivery.begin_ns // self.slot_ns, delivery.deliver_ns // self.slot_ns}
-        return [] if any(draw.end_hit(slot) for slot in sorted(slots)) else [delivery]
+        """Nothing, if the source was dead when the frame left, or the target when it came."""
+        unsent = draw.is_gone(delivery.source, delivery.begin_ns, self.slot_ns)
+        untaken = draw.is_gone(delivery.target, delivery.deliver_ns, self.slot_ns)
+        return [] if unsent or untaken else [delivery]

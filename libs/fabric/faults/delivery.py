@@ -14,7 +14,8 @@ from libs.fabric.faults.draw import Draw
 class Delivery:
     """A stamped frame. Faults make it later, damage it, repeat it or lose it; never earlier.
 
-    `payload` is the encoded inner frame, `[nbytes]` uint8; `nbytes` is what the links were charged.
+    `payload` is the encoded inner frame, `[nbytes]` uint8; `nbytes` is what the links were charged,
+    and `occupied_ns` how long each of them took to carry it.
     """
 
     plane: str
@@ -24,6 +25,7 @@ class Delivery:
     deliver_ns: int
     nbytes: int
     payload: np.ndarray
+    occupied_ns: int = 0
 
 
 class Fault(Protocol):

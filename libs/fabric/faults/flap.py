@@ -12,22 +12,17 @@ from libs.fabric.faults.draw import Draw
 
 @dataclass(frozen=True, slots=True)
 class Flap:
-    """A loose contact: of every `period_ns` a link is down for `down_ns`, all by their own phase.
+    """A loose contact: of every `period_ns` each link is down for the share that the rule's
+    probability says, by a phase of its own.
 
-    Regular, where a blackhole is not; frames sent while the link is down are lost. Probability is
-    that of a frame being lost while its link is down.
+    Regular, where a blackhole is not; frames sent while the link is down are lost.
     """
 
     KIND: ClassVar[str] = "flap"
 
     period_ns: int = units.ms(10)
-    down_ns: int = units.ms(2)
-
-    def __post_init__(self) -> None:
-        if self.down_ns > self.period_ns:
-            raise ValueError("down_ns must not exceed period_ns")
 
     def apply(self, delivery: Delivery, draw: Draw) -> list[Delivery]:
         """Nothing, if the link was down when the frame left."""
-        since_up = (delivery.begin_ns + draw.phase(self.period_ns)) % self.period_ns
-        return [] if since_up < self.down_ns and draw.hit() else [delivery]
+        since_down = (delivery.begin_ns + draw.phase(self.period_ns)) % self.period_ns
+        return [] if since_down < draw.share_of(self.period_ns) else [delivery]

@@ -27,6 +27,11 @@ class Scope:
     plane: str = ""
     direction: str = "both"
 
+    @property
+    def has_both_ends(self) -> bool:
+        """Whether it is about both dies of every frame in it, not about one it names."""
+        return self.kind not in ("server", "die")
+
     def require(self, pod: SuperPod) -> None:
         """Raise `BadInput` naming the field when there is no such place."""
         wanted = _NUMBERS.get(self.kind)

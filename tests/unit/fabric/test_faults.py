@@ -18,10 +18,12 @@ from libs.fabric.superpod import SuperPod
 
 POD = SuperPod(servers=2)
 PAYLOAD = np.arange(64, dtype=np.uint8)
+#: When the first byte of `frame()` arrives: its bytes take a microsecond of the link.
+FIRST_BYTE_NS = 1_000 + 2_000
 
 
 def frame(source: int = 0, target: int = 1, begin_ns: int = 1_000, **other: Any) -> Delivery:
-    made = Delivery("ub", source, target, begin_ns, begin_ns + 3_000, 196_000, PAYLOAD)
+    made = Delivery("ub", source, target, begin_ns, begin_ns + 3_000, 196_000, PAYLOAD, 1_000)
     return replace(made, **other)
 
 
@@ -46,8 +48,22 @@ def test_jitter_adds_a_delay_within_its_bound_and_not_always_the_same() -> None:
 def test_a_capped_link_lets_frames_through_one_after_the_other() -> None:
     faults = under("bandwidth_cap", ("bytes_per_s", 196_000_000))
     first, second = faults.apply(frame())[0], faults.apply(frame())[0]
-    assert first.deliver_ns == 1_000 + units.ms(1)
-    assert second.deliver_ns == 1_000 + units.ms(2)
+    assert first.deliver_ns == FIRST_BYTE_NS + units.ms(1)
+    assert second.deliver_ns == FIRST_BYTE_NS + units.ms(2)
+
+
+def test_a_capped_link_is_narrow_for_whole_slots_of_time() -> None:
+    faults = under("bandwidth_cap", probability=0.5)
+    slow = [
+        {
+            faults.apply(frame(begin_ns=at, deliver_ns=at + 3_000))[0].deliver_ns > at + 3_000
+            for at in (slot * units.ms(2) + i * 100_000 for i in range(5))
+        }
+        for slot in range(40)
+    ]
+    assert all(len(fates) == 1 for fates in slow)
+    assert {True} in slow
+    assert {False} in slow
 
 
 def test_one_way_loss_loses() -> None:
@@ -66,9 +82,10 @@ def test_a_blackhole_loses_everything_of_a_slot_and_nothing_of_another() -> None
 
 
 def test_a_flapping_link_is_down_for_its_share_of_every_period() -> None:
-    faults = under("flap", ("period_ns", 100), ("down_ns", 30))
-    lost = sum(not faults.apply(frame(begin_ns=at)) for at in range(1_000))
-    assert lost == 300
+    faults = under("flap", ("period_ns", 100), probability=0.3)
+    arrives = [bool(faults.apply(frame(begin_ns=at))) for at in range(1_000)]
+    assert arrives.count(False) == 300
+    assert arrives[:100] * 10 == arrives, "the same part of every period"
 
 
 def test_a_duplicate_comes_after_the_frame() -> None:
@@ -104,6 +121,46 @@ def test_a_dead_die_neither_sends_nor_receives() -> None:
     assert faults.apply(frame(5, 1)) == []
     assert faults.apply(frame(1, 5)) == []
     assert len(faults.apply(frame(1, 2))) == 1
+
+
+@pytest.mark.parametrize(
+    ("pair", "begin_ns", "deliver_ns", "arrives"),
+    [
+        ((5, 1), 9_999, 12_000, True),
+        ((5, 1), 10_000, 12_000, False),
+        ((1, 5), 7_000, 9_999, True),
+        ((1, 5), 9_999, 10_000, False),
+        ((1, 5), 10_001, 20_000, True),
+        ((5, 1), 19_999, 30_000, False),
+        ((5, 1), 20_000, 30_000, True),
+    ],
+    ids=[
+        "sent before its death", "sent after it", "taken before its death",
+        "on its way to it when it dies", "delivered after it is back", "sent while dead",
+        "sent after it is back",
+    ],
+)  # fmt: skip
+def test_a_die_dies_at_an_instant(
+    pair: tuple[int, int], begin_ns: int, deliver_ns: int, arrives: bool
+) -> None:
+    faults = FaultSet(POD)
+    died = FaultRule(
+        "f", build_fault("dead_die"), Scope("die", (5,)), start_ns=10_000, duration_ns=10_000
+    )
+    faults.arm(died)
+    left = faults.apply(frame(*pair, begin_ns=begin_ns, deliver_ns=deliver_ns))
+    assert bool(left) is arrives
+
+
+def test_a_dead_die_takes_no_frame_that_another_fault_made_late() -> None:
+    """Whichever of the two was armed first."""
+    dead = FaultRule("dead", build_fault("dead_die"), Scope("die", (5,)), start_ns=5_000)
+    late = FaultRule("late", build_fault("latency", (("extra_ns", 2_000),)))
+    for order in ((dead, late), (late, dead)):
+        faults = FaultSet(POD)
+        for rule in order:
+            faults.arm(rule)
+        assert faults.apply(frame(1, 5)) == []
 
 
 # ---------------------------------------------------------------- scopes
@@ -152,6 +209,43 @@ def test_probability_is_kept_and_the_witness_counts() -> None:
     (armed,) = faults.armed()
     assert (armed.seen, armed.touched) == (2_000, lost)
     assert 300 < lost < 500
+
+
+@pytest.mark.parametrize("kind", sorted(CLASSES))
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_probability_is_the_share_of_the_traffic_that_a_class_touches(
+    kind: str, share: float
+) -> None:
+    """Of frames between many dies at many times, whatever a class draws its chances for."""
+    faults = FaultSet(POD)
+    faults.arm(fault_named(kind, share, seed=3))
+    for number in range(6_000):
+        source, target = number % 31, (7 * number + 3) % 32
+        at_ns = number * 777_777
+        faults.apply(frame(source, target, begin_ns=at_ns, deliver_ns=at_ns + 3_000))
+    (armed,) = faults.armed()
+    assert armed.seen == 6_000
+    assert armed.touched == pytest.approx(6_000 * share, rel=0.2)
+
+
+@pytest.mark.parametrize("kind", ["dead_die", "slow_die"])
+def test_a_die_that_is_named_is_hit_with_the_whole_probability(kind: str) -> None:
+    faults = FaultSet(POD)
+    faults.arm(FaultRule("f", build_fault(kind), Scope("die", (5,)), 0.3))
+    for number in range(4_000):
+        at_ns = number * units.ms(2)
+        faults.apply(frame(5, 1, begin_ns=at_ns, deliver_ns=at_ns + 3_000))
+    (armed,) = faults.armed()
+    assert armed.touched == pytest.approx(1_200, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", sorted(CLASSES))
+def test_certain_is_certain(kind: str) -> None:
+    faults = under(kind)
+    for number in range(200):
+        faults.apply(frame(begin_ns=number * 333_333, deliver_ns=number * 333_333 + 3_000))
+    (armed,) = faults.armed()
+    assert armed.touched == armed.seen == 200
 
 
 def test_the_same_seed_hits_the_same_frames_and_another_seed_others() -> None:
@@ -209,7 +303,6 @@ def test_a_bad_rule_names_its_field(rule: FaultRule, field: str) -> None:
         ("moon", (), "kind"),
         ("jitter", (("extra", 1),), "parameters.extra"),
         ("jitter", (("extra_ns_max", 0),), "parameters.extra_ns_max"),
-        ("flap", (("period_ns", 5), ("down_ns", 6)), "parameters"),
     ],
 )
 def test_a_fault_is_built_from_good_numbers_only(

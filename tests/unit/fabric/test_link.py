@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -96,9 +95,9 @@ def test_the_use_of_a_link_is_counted() -> None:
 @pytest.mark.parametrize(
     "cheat",
     [
-        lambda s: replace(s, deliver_ns=s.deliver_ns - 1),
-        lambda s: replace(s, ingress_ns=s.release_ns - 1),
-        lambda s: replace(s, frame=replace(s.frame, begin_ns=s.frame.depart_ns - 1)),
+        lambda s: s._replace(deliver_ns=s.deliver_ns - 1),
+        lambda s: s._replace(ingress_ns=s.release_ns - 1),
+        lambda s: s._replace(frame=s.frame._replace(begin_ns=s.frame.depart_ns - 1)),
     ],
 )
 def test_the_checker_sees_a_cheat(cheat: object) -> None:

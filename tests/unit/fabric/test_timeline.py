@@ -45,6 +45,17 @@ def test_work_of_no_duration_occupies_nothing() -> None:
     assert line.busy_ns == 100
 
 
+def test_busy_time_before_a_stamp_counts_what_is_booked_late_once() -> None:
+    line = Timeline()
+    line.reserve(100, 50)
+    line.reserve(180, 40)
+    first = line.busy_before(200)
+    assert first == 50 + 20
+    line.reserve(0, 30)
+    assert line.busy_before(200) - first == 30
+    assert line.busy_before(1_000) == line.busy_ns == 120
+
+
 def test_the_history_is_bounded_and_what_it_forgot_is_a_floor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,7 +29,7 @@ def test_a_frame_that_claims_an_earlier_egress_than_its_link_had_ends_the_benchm
     second_too_early = type(second)(
         second.source, second.target, 0, second.charge_bytes, 1, second.payload, first.begin_ns
     )
-    with pytest.raises(InvariantError, match="two frames at once"):
+    with pytest.raises(InvariantError, match="egress_double_booked"):
         wires.stamp(second_too_early)
 
 

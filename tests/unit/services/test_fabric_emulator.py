@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.actor import Deliver, Record, Reply
+from libs.errors import InvariantError
+from libs.fabric.link import EgressLinks
 from libs.fabric.params import UB
 from libs.units import transfer_ns
 from libs.wire.fabric import FaultArm, FaultHeal, FaultState, UbFrame
@@ -22,6 +24,11 @@ def frame(
     source: int = 0, target: int = 1, depart_ns: int = 0, nbytes: int = KB196, repeat: int = 1
 ) -> UbFrame:
     return UbFrame(source, target, depart_ns, nbytes, repeat, PAYLOAD)
+
+
+def begun(begin_ns: int, source: int = 0, target: int = 1, nbytes: int = KB196) -> UbFrame:
+    """A frame whose sender has reserved its egress."""
+    return UbFrame(source, target, 0, nbytes, 1, PAYLOAD, begin_ns)
 
 
 @pytest.fixture
@@ -65,6 +72,10 @@ def test_a_frame_stamped_earlier_but_arriving_late_is_not_pushed_behind(bench: B
         (frame(target=-1), "unknown_die"),
         (frame(nbytes=-1), "malformed_frame"),
         (frame(repeat=0), "malformed_frame"),
+        (frame(repeat=1 << 62), "malformed_frame"),
+        (frame(nbytes=1 << 62), "malformed_frame"),
+        (frame(depart_ns=1 << 62), "malformed_frame"),
+        (begun(1 << 62), "malformed_frame"),
     ],
 )
 def test_an_impossible_frame_is_recorded_and_charged_nothing(
@@ -134,6 +145,20 @@ def test_a_bad_fault_is_answered_with_the_problem(bench: Bench) -> None:
     assert bench.take(frame()).has(Deliver)
 
 
+@pytest.mark.parametrize("reply_to", ["", "_INBOX.1"])
+def test_what_became_of_a_command_is_recorded_whoever_waits(bench: Bench, reply_to: str) -> None:
+    refused = bench.take(arm("moon"), reply_to=reply_to)
+    assert refused.has(Reply) is bool(reply_to)
+    fields = refused.one(Record, name="fault_refused").fields
+    assert (fields["fault_id"], fields["kind"]) == ("f", "moon")
+    assert "unknown fault class" in fields["problem"]
+    assert bench.take(FaultHeal("f"), reply_to=reply_to).has(Record, name="fault_unknown")
+    armed = bench.take(arm(), reply_to=reply_to).one(Record)
+    assert (armed.name, armed.fields) == ("fault_armed", {"fault_id": "f", "kind": "one_way_loss"})
+    healed = bench.take(FaultHeal("f"), reply_to=reply_to).one(Record)
+    assert healed.fields == {"fault_id": "f", "seen": 0, "touched": 0}
+
+
 def test_a_doubled_frame_is_delivered_twice(bench: Bench) -> None:
     bench.take(arm("duplicate"))
     assert len(bench.take(frame()).all(Deliver)) == 2
@@ -142,7 +167,66 @@ def test_a_doubled_frame_is_delivered_twice(bench: Bench) -> None:
 def test_an_egress_that_the_sender_reserved_is_not_charged_again() -> None:
     core = FabricEmulatorCore("fabric_emulator.0", num_dies=4, check=True)
     bench = Bench(core)
-    begun = UbFrame(0, 1, 0, KB196, 1, PAYLOAD, begin_ns=7_000)
-    assert bench.take(begun).one(Deliver).at_ns == 7_000 + 1_000 + UB.ub_latency_ns
+    effects = bench.take(begun(7_000))
+    assert effects.one(Deliver).at_ns == 7_000 + 1_000 + UB.ub_latency_ns
+    assert not effects.has(Record)
     uses = {(use.direction, use.link): use.busy_ns for use in core.link_use(0, 1 << 40)}
-    assert uses == {("ingress", 1): 1_000}
+    assert uses == {("ingress", 1): 1_000, ("egress", 0): 1_000}
+
+
+# ---------------------------------------------------------------- what peers get wrong
+
+
+def checked() -> tuple[FabricEmulatorCore, Bench]:
+    core = FabricEmulatorCore("fabric_emulator.0", num_dies=4, check=True)
+    return core, Bench(core)
+
+
+def test_a_restarted_sender_that_knows_of_no_earlier_frame_is_recorded_and_waits() -> None:
+    core, bench = checked()
+    bench.take(begun(7_000, target=1))
+    effects = bench.take(begun(7_400, target=2))
+    record = effects.one(Record, name="egress_double_booked")
+    assert record.fields == {"source": 0, "target": 2, "claimed_ns": 7_400, "begin_ns": 8_000}
+    assert effects.one(Deliver).at_ns == 8_000 + 1_000 + UB.ub_latency_ns
+    assert core.double_booked == 1
+    assert not bench.take(begun(9_000, target=3)).has(Record), "the next one is fine again"
+
+
+def test_a_sender_without_links_does_not_get_time_that_another_frame_was_given() -> None:
+    _, bench = checked()
+    bench.take(begun(0, target=1))
+    effects = bench.take(frame(0, 2))
+    assert effects.one(Deliver).at_ns == 1_000 + 1_000 + UB.ub_latency_ns
+    assert not effects.has(Record), "it claimed nothing"
+
+
+@given(
+    st.lists(
+        st.builds(
+            begun,
+            st.integers(-1, 20_000),
+            st.integers(0, 3),
+            st.integers(0, 3),
+            st.integers(0, 2 * KB196),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_no_claim_of_a_sender_makes_the_fabric_faster_or_stops_it(frames: list[UbFrame]) -> None:
+    """With the checker on, which raises when a stamp cannot be true."""
+    core, bench = checked()
+    for item in frames:
+        assert len(bench.take(item).all(Deliver)) == 1
+    assert core.frames == len(frames)
+
+
+def test_stamps_that_are_too_fast_by_our_own_doing_still_end_the_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, bench = checked()
+    monkeypatch.setattr(EgressLinks, "depart", lambda *_: 0)
+    bench.take(begun(0, target=1))
+    with pytest.raises(InvariantError, match="two frames at once"):
+        bench.take(begun(0, target=2))
