@@ -54,13 +54,17 @@ class PrefillGroup:
         return [told, *self.leave(request, "failed", at_ns)]
 
     def leave(self, request: PrefillRequest, reason: str, at_ns: int) -> list[Effect]:
-        """The request is over here: free its blocks, stop its KV, tell the TE-shell."""
+        """The request is over here: stop its KV, free its blocks, tell the TE-shell."""
+        dropped = self.sender.drop(request.spec.request_id, reason, at_ns)
+        return [*dropped, *self.forget(request, reason, at_ns)]
+
+    def forget(self, request: PrefillRequest, reason: str, at_ns: int) -> list[Effect]:
+        """Leave, and let a message go on to its end: it is sent from a copy of the blocks."""
         request_id = request.spec.request_id
         del self.requests[request_id]
         self.tombstones.add(request_id)
         self.pool.release(request_id)
-        dropped = self.sender.drop(request_id, reason, at_ns)
-        return [CancelTimer(request_id), *dropped, self.told_shell(request_id, reason, at_ns)]
+        return [CancelTimer(request_id), self.told_shell(request_id, reason, at_ns)]
 
     def told_shell(self, request_id: str, reason: str, at_ns: int) -> Send:
         """What the TE-shell counts by."""

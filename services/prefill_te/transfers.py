@@ -81,9 +81,9 @@ class PrefillTransfers:
         return effects
 
     def transferred(self, request_id: str, at_ns: int) -> list[Effect]:
-        """The decode side has it: the lease is over."""
+        """The decode side has it: the lease is over, though the last ACK may be on its way."""
         request = self.group.requests.get(request_id)
-        return [] if request is None else self.group.leave(request, "transferred", at_ns)
+        return [] if request is None else self.group.forget(request, "transferred", at_ns)
 
     def failed(self, failure: TransferFailure, sender: str, at_ns: int) -> list[Effect]:
         """DistFlow says no, unless it speaks of a pairing given up for another decode TE."""

@@ -32,7 +32,7 @@ from libs.wire.transfer import (
     TransferFailure,
 )
 from libs.wire.xccl import XcclWrite
-from libs.xccl.p2p import Complete, Failed
+from libs.xccl.p2p import Complete, Failed, Flow, Role
 from services.prefill_te.core import LEASE_NS, PrefillConfig, PrefillCore
 from services.prefill_te.jobs import ExportedKv, ExportKv, PrefillJob
 from tests.support.bench import Bench, Effects
@@ -247,6 +247,23 @@ def test_cancelled_while_sending_nothing_more_is_sent(bound: PrefillBench) -> No
     assert bound.free == BLOCKS
     assert bound.done(export, EXPORTED) == []
     assert bound.core.group.sender.kv.arena.can_take(BLOCKS * block_bytes(16)), "all of it"
+
+
+def test_a_completion_that_overtakes_the_last_ack_does_not_stop_the_message(
+    bound: PrefillBench,
+) -> None:
+    """Control messages and frames travel apart; a session must not be given up for that."""
+    sent = bound.done(bound.pull().one(Compute), EXPORTED)
+    effects = bound.take(TransferComplete("kv-r1", "r1"), sender=DISTFLOW)
+    assert not effects.has(Transmit)
+    assert bound.free == BLOCKS
+    port = bound.core.group.sender.kv.port
+    assert not port.endpoint.idle(Flow(8, Role.SEND)), "it waits for its ACK"
+    bound.peer.exchange(bound, sent)
+    assert isinstance(bound.peer.ended[-1].outcome, Complete)
+    assert port.endpoint.idle(Flow(8, Role.SEND))
+    assert not port.endpoint.refused
+    assert bound.core.group.sender.kv.arena.taken_bytes == 0
 
 
 def test_cancelled_with_writes_under_way_the_decode_side_is_told_and_the_memory_free(
