@@ -19,9 +19,10 @@ def status_tables(state: PodState, report: dict[str, Any]) -> Iterator[Renderabl
         f"{state.base_url}  {ready}  topology {state.topology}  pace {state.pace}  "
         f"{report['open_requests']} open requests  {held} KV blocks held"
     )
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("actor", "pid", "alive", "phase", "iteration", "running", "waiting", "KV"):
-        table.add_column(heading, justify="left" if heading in ("actor", "phase") else "right")
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("actor", no_wrap=True, min_width=18)  # in a narrow window, too
+    for heading in ("pid", "alive", "phase", "iteration", "running", "waiting", "KV"):
+        table.add_column(heading, justify="left" if heading == "phase" else "right")
     for member in report["members"]:
         kv = member.get("kv")
         blocks = "" if kv is None else f"{kv['total'] - kv['free']}/{kv['total']}"
