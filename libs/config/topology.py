@@ -95,6 +95,18 @@ class HardwareSection(_Section):
     on_910b: tuple[Name, ...] = ()
 
 
+class JitterSection(_Section):
+    """What keeps a die from being late at a dispatch, where all others wait for it (P060-P064).
+
+    The garbage collector runs after every `gc_every` iterations instead of at any moment (0: at
+    any moment). `pin_cores` gives every process that owns a die one core of the host in turn:
+    right where there are as many cores as dies.
+    """
+
+    gc_every: Annotated[int, Field(ge=0, le=1_000_000)] = 300
+    pin_cores: bool = False
+
+
 class LimitsSection(_Section):
     """What the API admits; each is checked before any die is touched."""
 
@@ -130,6 +142,7 @@ class Topology(_Section):
     decode_tes: Annotated[tuple[DecodeTeSection, ...], Field(min_length=1, max_length=16)]
     fabric: FabricSection = FabricSection()
     hardware: HardwareSection = HardwareSection()
+    jitter: JitterSection = JitterSection()
     limits: LimitsSection = LimitsSection()
     health: HealthSection = HealthSection()
 

@@ -51,6 +51,7 @@ from libs.errors import (
 from libs.fabric.link import SenderPort
 from libs.fabric.timeline import Timeline
 from libs.runtime.fabric_frames import arrived, departing, unwrapped
+from libs.runtime.gc_control import GcControl
 from libs.runtime.held import HeldItems, Presenter
 from libs.runtime.options import HostOptions as HostOptions
 from libs.runtime.options import RecordSink as RecordSink
@@ -88,6 +89,8 @@ class AsyncioHost:
         self.messages_lost = 0
         #: The way past the broker, of a process that has one.
         self.shortcut: Shortcut | None = None
+        #: Collects garbage between iterations, in a process that has an executor.
+        self.gc: GcControl | None = None
         self._executor = executor
         self._sink = sink
         self._timeline = Timeline()
@@ -97,6 +100,7 @@ class AsyncioHost:
         self._subscriptions: list[Subscription] = []
         self._failure: asyncio.Future[None] | None = None
         self._stopped = False
+        self._paces = False
         self._threads = ThreadPoolExecutor(1, thread_name_prefix=core.name)
 
     @property
@@ -324,8 +328,12 @@ class AsyncioHost:
             self.fail(failure)
             return
         event = ComputeDone(done_ns, effect.job_id, future.result())
+        self._paces = self._paces or effect.paced
         if effect.paced:
             self.lag_ns = self.clock.lag_ns(done_ns)
+        if self.gc is not None and (effect.paced or not self._paces):
+            # The result of a paced job waits for the clock anyway; where none is, after any job.
+            self.gc.between()
         delay_s = self.clock.delay_s(done_ns) if effect.paced else 0.0
         if delay_s > 0:
             asyncio.get_running_loop().call_later(delay_s, self.feed, event)

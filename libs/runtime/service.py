@@ -43,6 +43,8 @@ from libs.ids import role_of
 from libs.model.resources import ModelResources
 from libs.runtime.asyncio_host import AsyncioHost, HostOptions
 from libs.runtime.build import Builder, Built, ServiceContext
+from libs.runtime.cores import pin_to_core
+from libs.runtime.gc_control import GcControl
 from libs.runtime.shortcut import Shortcut
 from libs.telemetry.logs import LogSink, configure_logs
 from libs.telemetry.metrics import FanOut
@@ -118,6 +120,8 @@ async def run_service(
     that the processes of this host share.
     """
     context = context_for(settings, model)
+    if context.plan.topology.jitter.pin_cores:
+        pin_to_core(context.plan, context.actor)
     built, beside = builders[context.actor.role](context), _beside(context, builders)
     sink = LogSink(settings.actor, settings.incarnation)
     process: _Process | None = None
@@ -166,6 +170,7 @@ class _Process:
         self._settings = settings
         self._clock = PodClock(settings.epoch_ns, settings.pace)
         self._shortcut: Shortcut | None = None
+        self._gc: GcControl | None = None
         self._hosts: list[AsyncioHost] = []
 
     @property
@@ -197,11 +202,15 @@ class _Process:
             sink=sink if built.sink is None else FanOut(sink, built.sink),
         )
         host.shortcut = self._shortcut
+        if built.executor is not None:
+            host.gc = self._gc = GcControl(context.plan.topology.jitter.gc_every)
         self._hosts.append(host)
 
     async def start(self) -> None:
         for host in self._hosts:
             await host.start()
+        if self._gc is not None:
+            self._gc.begin(asyncio.get_running_loop())
         if self._shortcut is not None:
             owner, shard = self._hosts
             self._shortcut.start(owner, shard, asyncio.get_running_loop())
@@ -214,11 +223,18 @@ class _Process:
         for host in self._hosts:
             host.fail(error)
 
-    def carried(self) -> dict[str, int]:
-        """Counters of the shared memory, if any."""
-        return {} if self._shortcut is None else self._shortcut.counters()
+    def facts(self) -> dict[str, Any]:
+        """What is worth a line at the end: the shared memory, the collector."""
+        facts: dict[str, Any] = {} if self._shortcut is None else {**self._shortcut.counters()}
+        if self._gc is not None:
+            pauses = self._gc.pauses
+            facts["gc_collections"] = pauses.collections
+            facts["gc_longest_ms"] = round(1e3 * pauses.longest_s, 3)
+        return facts
 
     async def stop(self) -> None:
+        if self._gc is not None:
+            self._gc.end()
         if self._shortcut is not None:
             self._shortcut.close()
         for host in self._hosts[1:]:
@@ -248,7 +264,7 @@ async def _until_stopped(process: _Process, built: Built, sink: LogSink) -> None
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(*waits, return_exceptions=True)
-        sink.note("service_stopping", **process.carried())
+        sink.note("service_stopping", **process.facts())
         await process.stop()
 
 

@@ -130,6 +130,16 @@ class SimHost:
         """The core called `name`."""
         return self._actors[name].stepper.core
 
+    def names(self) -> list[str]:
+        """All actors, in the order of their arrival."""
+        return list(self._actors)
+
+    def wrap_executor(self, name: str, wrap: Callable[[Executor], Executor]) -> None:
+        """Put something around the executor of `name`, to watch it."""
+        actor = self._actors[name]
+        assert actor.executor is not None, f"{name} has no executor"
+        actor.executor = wrap(actor.executor)
+
     def cores(self) -> list[Core]:
         """All cores, in the order of their arrival."""
         return [actor.stepper.core for actor in self._actors.values()]

@@ -89,6 +89,19 @@ def sched(
         _report(lambda: run(Case(groups, requests, seed=seed)), show, as_json=as_json)
 
 
+@bench_app.command("jitter")
+def jitter(
+    tokens: Annotated[int, typer.Option(min=32, help="Tokens per stream.")] = 256,
+    as_json: Json = False,
+) -> None:
+    """Garbage collection at any moment against between iterations: time to the first dispatch."""
+    from services.cli.bench_jitter import show
+    from services.superpod.bench_jitter import run
+
+    with reporting(as_json):
+        _report(lambda: run(tokens), show, as_json=as_json)
+
+
 @bench_app.command("fabric")
 def fabric(as_json: Json = False, plot: Plot = None) -> None:
     """Latency, bandwidth, sharing and queueing of the emulated links, and the emulator's speed."""
