@@ -39,15 +39,21 @@ class ModelSection(_Section):
     """Which tensors really flow."""
 
     checkpoint: str = "xds-tiny"
-    engine: Literal["int8", "fx", "f32"] = "int8"
+    engine: Literal["int8", "fx", "f32", "digest"] = "int8"
 
 
 class KvSection(_Section):
-    """Paged KV memory of one DP group."""
+    """Paged KV memory of one DP group.
+
+    With `prefix_cache` a prefill DP group keeps the KV of prompts for those that begin alike;
+    `host_blocks` blocks that had to make room live on in host memory.
+    """
 
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
     prefill_blocks: Annotated[int, Field(ge=8, le=65536)] = 512
     decode_blocks: Annotated[int, Field(ge=8, le=65536)] = 1024
+    prefix_cache: bool = True
+    host_blocks: Annotated[int, Field(ge=0, le=262_144)] = 0
 
 
 class PrefillTeSection(_Section):
@@ -162,6 +168,8 @@ class Topology(_Section):
         for pool in ("prefill_blocks", "decode_blocks"):
             if getattr(self.kv, pool) * self.kv.block_size < limits.context_max_tokens:
                 raise ValueError(f"kv.{pool} cannot hold one request of limits.context_max_tokens")
+        if self.kv.host_blocks and not self.kv.prefix_cache:
+            raise ValueError("kv.host_blocks needs kv.prefix_cache: it holds what that evicts")
         self._check_hardware()
         return self
 

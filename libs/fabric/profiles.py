@@ -19,6 +19,9 @@ from libs import units
 HBM_BYTES_PER_S = 1.6e12 * 0.841  # given x measured efficiency (arXiv 2506.12708)
 BF16_MLA_FLOPS = 334.6e12  # fitted: 317 us per layer at 60 requests and 3K (Fig. 20)
 INT8_OPS = 752e12 * 0.8  # given x assumed efficiency of large shapes
+PREFILL_DIES = 4  # given: TP=4 attention of one prefill DP group (P094)
+HOST_BYTES_PER_S = 151e9  # given: UB between a die and a CPU (arXiv 2506.12708)
+HOST_COPY_BASE_US = 40.0  # assumed: start-up of a DMA, as of one collective stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,25 @@ def gap_ns(profile: ModelProfile) -> int:
     return units.us(profile.gap_us)
 
 
-def prefill_ns(profile: ModelProfile, tokens: int) -> int:
-    """Prefill of `tokens` prompt tokens by one DP group."""
-    return units.us(profile.prefill_base_us + tokens / profile.prefill_tokens_per_s * 1e6)
+def prefill_ns(profile: ModelProfile, tokens: int, context_rows: int = 0) -> int:
+    """Prefill of `tokens` prompt tokens by one DP group, behind `context_rows` cached rows.
+
+    Charged are the start-up, the tokens at the published rate, which holds their attention among
+    themselves, and their attention to each cached row: latent MLA over the group's four dies. A
+    cached prefix never costs more than computing it, since the rate is that of any length.
+    """
+    whole_us = (tokens + context_rows) / profile.prefill_tokens_per_s * 1e6
+    layers = profile.dense_layers + profile.moe_layers
+    flop = layers * tokens * context_rows * profile.mla_flop_per_row
+    part_us = tokens / profile.prefill_tokens_per_s * 1e6 + 1e6 * flop / (
+        BF16_MLA_FLOPS * PREFILL_DIES
+    )
+    return units.us(profile.prefill_base_us + min(part_us, whole_us))
+
+
+def host_copy_ns(profile: ModelProfile, rows: int) -> int:
+    """Copy of `rows` KV rows between a die and host memory, either way; nothing for none."""
+    if rows == 0:
+        return 0
+    nbytes = rows * profile.kv_token_bytes
+    return units.us(HOST_COPY_BASE_US + nbytes / HOST_BYTES_PER_S * 1e6)

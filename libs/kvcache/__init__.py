@@ -1,1 +1,1 @@
-"""KV blocks: who owns each, under which generation, and how many are where."""
+"""KV blocks: who owns each, under which generation, how many are where, and what is kept."""

@@ -1,15 +1,4 @@
-"""The numeric engine: a checkpoint made computable, in pieces that services place on dies.
-
-    x = embed(token_ids)
-    per layer:   x = attend(layer, x, spans, kv)
-                 x = dense_mlp(layer, x)                                   first layers
-                 routed = gate(layer, x)                                   A2E
-                 partial = expert_partial(layer, rows, idx, weights, ids)  on each expert die, E2A
-                 x = combine(x, partials)
-    logits = head(x)
-
-`forward` composes the pieces in one process; the pod's executors call them one by one. All state is
-in the KV store that the caller passes, so an engine may be shared by threads and forked.
+"""The numeric engine: a checkpoint made computable, in the pieces of `libs.model.any_engine`.
 
 Modes: `int8` (W8A8) and `fx` (20-bit fixed point) give the same bits whatever the batch, chunking,
 expert order, placement, partial sums or BLAS kernel (`exact.py` says why); `f32` does not.
@@ -18,7 +7,6 @@ expert order, placement, partial sums or BLAS kernel (`exact.py` says why); `f32
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,33 +14,22 @@ from numpy.typing import NDArray
 
 from libs.errors import InvariantError
 from libs.model import exact, plain
+from libs.model.any_engine import AnyEngine, Float32, Parts, TokenIds
 from libs.model.args import ModelArgs
 from libs.model.attention import Attention
-from libs.model.kv import ContiguousKv, KvStore, PagedKv, Span
+from libs.model.kv import KvStore, Span
 from libs.model.linear import Rows, check_mode, precise_linear
 from libs.model.moe import DenseMlp, ExpertPool, Gate, Routed, combine
-from libs.model.mtp import MtpEnds, MtpPlace
+from libs.model.mtp import MtpEnds
 from libs.model.rope import Rope
 from libs.model.weights import Checkpoint
 
-Float32 = NDArray[np.float32]
+__all__ = ["Engine", "Float32", "Parts"]
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What of a model a process loads.
-
-    `attention` is everything but the experts. `experts` lists expert ids per layer; `None` means
-    all of them. An expert die has `Parts(attention=False, experts={3: {0, 7}})`, an attention die
-    `Parts(experts={})`.
-    """
-
-    attention: bool = True
-    experts: Mapping[int, Collection[int]] | None = None
-
-
-class Engine:
+class Engine(AnyEngine):
     """One model, or the parts of it that this process holds, in one arithmetic mode."""
 
     def __init__(
@@ -98,26 +75,9 @@ class Engine:
         for layer in range(args.num_hidden_layers, args.num_kv_layers):
             self._mtp[layer] = MtpEnds(checkpoint, layer, self.mode)
 
-    @property
-    def num_moe_layers(self) -> int:
-        """MoE layers of the main model."""
-        return self.args.num_moe_layers
-
-    def is_moe(self, layer: int) -> bool:
-        """Whether `layer` (main or MTP) has experts."""
-        return self.args.is_moe(layer)
-
-    def contiguous_kv(self) -> ContiguousKv:
-        """A KV store of this model's size, growing per sequence."""
-        return ContiguousKv(self.args.num_kv_layers, self.args.kv_width)
-
-    def paged_kv(self, num_blocks: int, block_size: int) -> PagedKv:
-        """A KV store of this model's size in fixed blocks."""
-        return PagedKv(num_blocks, block_size, self.args.num_kv_layers, self.args.kv_width)
-
     # ------------------------------------------------------------ attention side
 
-    def embed(self, token_ids: NDArray[Any] | Sequence[int]) -> Float32:
+    def embed(self, token_ids: TokenIds) -> Float32:
         """`[tokens] -> [tokens, hidden]`."""
         ids = np.asarray(token_ids, np.intp)
         # A negative index would quietly read another token's row.
@@ -154,10 +114,6 @@ class Engine:
         """`[tokens, hidden] -> [tokens, vocab]` of a final hidden state, main or MTP."""
         return self._head(hidden)
 
-    def head(self, x: Float32) -> Float32:
-        """`logits(final_hidden(x))`."""
-        return self.logits(self.final_hidden(x))
-
     # ------------------------------------------------------------ expert side
 
     def hold_experts(self, layer: int, experts: Collection[int]) -> None:
@@ -188,66 +144,15 @@ class Engine:
         pool = _loaded(self._pools, layer, "experts")
         return pool.partial(rows, topk_idx, topk_weights, experts)
 
-    # ------------------------------------------------------------ the pieces composed
-
-    def mlp(self, layer: int, x: Float32) -> Float32:
-        """The second half of a layer, in one process."""
-        if not self.is_moe(layer):
-            return self.dense_mlp(layer, x)
-        routed = self.gate(layer, x)
-        partial = self.expert_partial(
-            layer, routed.rows, routed.topk_idx, routed.topk_weights, self.args.expert_ids()
-        )
-        return self.combine(x, [partial])
-
-    def forward(
-        self, token_ids: NDArray[Any] | Sequence[int], spans: Sequence[Span], kv: KvStore
-    ) -> tuple[Float32, Float32]:
-        """The main model: `(logits [tokens, vocab], final hidden [tokens, hidden])`."""
-        x = self.embed(token_ids)
-        for layer in range(self.args.num_hidden_layers):
-            x = self.mlp(layer, self.attend(layer, x, spans, kv))
-        hidden = self.final_hidden(x)
-        return self.logits(hidden), hidden
-
     # ------------------------------------------------------------ drafts
 
-    def mtp_place(self, depth: int) -> MtpPlace:
-        """The layer that drafts at `depth` (0 is the first draft) and its KV row shift."""
-        trained = self.args.num_nextn_predict_layers
-        if trained == 0 or depth < 0:
-            raise InvariantError(f"no MTP layer for depth {depth}; the model has {trained}")
-        used = min(depth, trained - 1)
-        return MtpPlace(self.args.num_hidden_layers + used, depth - used)
-
-    def mtp_embed(
-        self, layer: int, hidden: Float32, next_token_ids: NDArray[Any] | Sequence[int]
-    ) -> Float32:
+    def mtp_embed(self, layer: int, hidden: Float32, next_token_ids: TokenIds) -> Float32:
         """The input of MTP layer `layer`: hidden states joined with the tokens that follow them."""
         return _loaded(self._mtp, layer, "MTP").join(self.embed(next_token_ids), hidden)
 
     def mtp_hidden(self, layer: int, x: Float32) -> Float32:
         """The output of MTP layer `layer` after its norm; `logits` of it are the draft's."""
         return _loaded(self._mtp, layer, "MTP").finish(x)
-
-    def mtp_forward(
-        self,
-        depth: int,
-        hidden: Float32,
-        next_token_ids: NDArray[Any] | Sequence[int],
-        spans: Sequence[Span],
-        kv: KvStore,
-    ) -> tuple[Float32, Float32]:
-        """One draft step in one process: `(logits, hidden)` as `forward`.
-
-        Row of position `i`: `hidden` belongs to `i`, `next_token_ids` holds token `i + 1 + depth`,
-        the logits are of token `i + 2 + depth`. Spans count positions `i`.
-        """
-        place = self.mtp_place(depth)
-        x = self.mtp_embed(place.layer, hidden, next_token_ids)
-        x = self.attend(place.layer, x, place.shift(spans), kv)
-        drafted = self.mtp_hidden(place.layer, self.mlp(place.layer, x))
-        return self.logits(drafted), drafted
 
 
 def _loaded(parts: Mapping[int, T], layer: int, what: str) -> T:

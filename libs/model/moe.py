@@ -70,27 +70,33 @@ class Gate:
         return Routed(rows, topk_idx, topk_weights)
 
     def choose(self, scores: Float32) -> tuple[NDArray[np.int32], Float32]:
-        """Top-k of `scores [tokens, experts]` and their weights; ties go to the lower expert."""
-        args = self._args
-        biased = scores + self._bias
-        if args.topk_group < args.n_group:
-            grouped = biased.reshape(len(scores), args.n_group, -1)
-            best = np.sort(grouped, axis=-1)
-            group_score = best[..., -1] + best[..., -2]
-            kept = np.argsort(-group_score, axis=-1, kind="stable")[:, : args.topk_group]
-            lost = np.ones(group_score.shape, np.bool_)
-            lost[np.arange(len(scores))[:, None], kept] = False
-            np.copyto(grouped, -np.inf, where=lost[..., None])
-        chosen = np.argsort(-biased, axis=-1, kind="stable")[:, : args.num_experts_per_tok]
-        weights = np.take_along_axis(scores, chosen, axis=1)
-        if args.norm_topk_prob:
-            # Added best first, one by one: a library sum may pick another order.
-            total = weights[:, 0].copy()
-            for column in range(1, weights.shape[1]):
-                total += weights[:, column]
-            weights = weights / (total[:, None] + np.float32(1e-20))
-        weights = weights * np.float32(args.routed_scaling_factor)
-        return chosen.astype(np.int32), weights
+        """Top-k of `scores [tokens, experts]` and their weights."""
+        return choose_experts(self._args, scores, self._bias)
+
+
+def choose_experts(
+    args: ModelArgs, scores: Float32, bias: Float32 | float = 0.0
+) -> tuple[NDArray[np.int32], Float32]:
+    """Group-limited top-k of `scores [tokens, experts]` and their weights; ties to the lower id."""
+    biased = scores + bias
+    if args.topk_group < args.n_group:
+        grouped = biased.reshape(len(scores), args.n_group, -1)
+        best = np.sort(grouped, axis=-1)
+        group_score = best[..., -1] + best[..., -2]
+        kept = np.argsort(-group_score, axis=-1, kind="stable")[:, : args.topk_group]
+        lost = np.ones(group_score.shape, np.bool_)
+        lost[np.arange(len(scores))[:, None], kept] = False
+        np.copyto(grouped, -np.inf, where=lost[..., None])
+    chosen = np.argsort(-biased, axis=-1, kind="stable")[:, : args.num_experts_per_tok]
+    weights = np.take_along_axis(scores, chosen, axis=1)
+    if args.norm_topk_prob:
+        # Added best first, one by one: a library sum may pick another order.
+        total = weights[:, 0].copy()
+        for column in range(1, weights.shape[1]):
+            total += weights[:, column]
+        weights = weights / (total[:, None] + np.float32(1e-20))
+    weights = weights * np.float32(args.routed_scaling_factor)
+    return chosen.astype(np.int32), weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from libs.errors import BadInput, CapacityExceeded
+from libs.model.any_engine import AnyEngine, Hidden
 from libs.model.engine import Engine
 from libs.model.kv import ContiguousKv, Span
 from libs.model.weights import Checkpoint
@@ -60,8 +61,8 @@ def logit_hash(rows: Iterable[Float32]) -> str:
 class Reference:
     """Plain generation with one engine, or with a checkpoint loaded for it."""
 
-    def __init__(self, source: Engine | Checkpoint, mode: str = "int8") -> None:
-        self.engine = source if isinstance(source, Engine) else Engine(source, mode)
+    def __init__(self, source: AnyEngine | Checkpoint, mode: str = "int8") -> None:
+        self.engine: AnyEngine = source if isinstance(source, AnyEngine) else Engine(source, mode)
 
     def prefill(self, ids: Sequence[int]) -> Float32:
         """Logits of every position of `ids`, `[tokens, vocab]`."""
@@ -81,8 +82,20 @@ class Reference:
         """Continue the prompt until a stop token (kept) or `max_tokens`.
 
         `BadInput` for an empty or foreign prompt, `CapacityExceeded` beyond the model's positions.
+        The same tokens as `trace`, without the logits of the prompt, which a long one has no room
+        for.
         """
-        return list(self.trace(prompt_ids, choose, max_tokens, stop_ids).tokens)
+        self._check(prompt_ids, max_tokens)
+        engine, kv = self.engine, self.engine.contiguous_kv()
+        history, fed = list(prompt_ids), 0
+        while True:
+            span = Span(_SEQUENCE, fed, len(history) - fed)
+            hidden = engine.hidden_states(history[fed:], [span], kv)
+            fed = len(history)
+            token = choose(engine.logits(hidden[-1:])[0], fed, history)
+            history.append(token)
+            if token in stop_ids or len(history) - len(prompt_ids) >= max_tokens:
+                return history[len(prompt_ids) :]
 
     def trace(
         self,
@@ -186,12 +199,12 @@ class Drafter:
     over.
     """
 
-    def __init__(self, engine: Engine, kv: ContiguousKv, drafts: int) -> None:
+    def __init__(self, engine: AnyEngine, kv: ContiguousKv, drafts: int) -> None:
         self._engine, self._kv, self._drafts = engine, kv, drafts
         self._verified = 0  # positions whose hidden state was handed over
-        self._carried: dict[int, Float32] = {}
+        self._carried: dict[int, Hidden] = {}
 
-    def propose(self, hidden: Float32, fresh: Sequence[int]) -> tuple[list[int], Float32]:
+    def propose(self, hidden: Hidden, fresh: Sequence[int]) -> tuple[list[int], Float32]:
         """Draft the tokens that follow `fresh`.
 
         `hidden [n, hidden]` are final hidden states of the next `n` verified positions and `fresh`

@@ -12,8 +12,10 @@ from functools import cached_property
 from pathlib import Path
 
 from libs.errors import BadInput
+from libs.model.any_engine import AnyEngine
 from libs.model.args import ModelArgs
 from libs.model.chat import ChatTemplate
+from libs.model.digest import DIGEST, DigestEngine, digest_args
 from libs.model.engine import Engine, Parts
 from libs.model.kv import PagedKv
 from libs.model.tokenizer import Tokenizer
@@ -39,7 +41,7 @@ class ModelResources:
         self.directory = checkpoint_dir(checkpoint)
         self.name = self.directory.name
         self.mode = mode
-        self._engine: Engine | None = None
+        self._engine: AnyEngine | None = None
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -48,8 +50,9 @@ class ModelResources:
 
     @cached_property
     def args(self) -> ModelArgs:
-        """The architecture; reads the small config alone."""
-        return ModelArgs.from_config(read_json(self.directory / "config.json"))
+        """The architecture, with the rows of the engine; reads the small config alone."""
+        args = ModelArgs.from_config(read_json(self.directory / "config.json"))
+        return digest_args(args) if self.mode == DIGEST else args
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -61,23 +64,28 @@ class ModelResources:
         """The chat template."""
         return ChatTemplate.load(self.directory)
 
-    def engine(self) -> Engine:
+    def engine(self) -> AnyEngine:
         """The whole model."""
         if self._engine is None:
-            self._engine = Engine(self.checkpoint, self.mode)
+            self._engine = self._built(Parts())
         return self._engine
 
-    def attention_engine(self) -> Engine:
+    def attention_engine(self) -> AnyEngine:
         """Everything but the experts; the whole engine if that is loaded already."""
-        return self._engine or Engine(self.checkpoint, self.mode, Parts(experts={}))
+        return self._engine or self._built(Parts(experts={}))
 
-    def expert_engine(self, experts: Iterable[int]) -> Engine:
+    def expert_engine(self, experts: Iterable[int]) -> AnyEngine:
         """Only `experts` (of every MoE layer); the whole engine if that is loaded already."""
         if self._engine is not None:
             return self._engine
         args, held = self.args, tuple(experts)
         layers = range(args.first_k_dense_replace, args.num_hidden_layers)
-        parts = Parts(attention=False, experts=dict.fromkeys(layers, held))
+        return self._built(Parts(attention=False, experts=dict.fromkeys(layers, held)))
+
+    def _built(self, parts: Parts) -> AnyEngine:
+        # Digests need no weights, so the checkpoint is not even opened for them.
+        if self.mode == DIGEST:
+            return DigestEngine(self.args, parts)
         return Engine(self.checkpoint, self.mode, parts)
 
     def paged_kv(self, num_blocks: int, block_size: int) -> PagedKv:

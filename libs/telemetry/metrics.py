@@ -65,6 +65,12 @@ REQUEST_TOTAL = MetricSpec(
     ("outcome", "finish_reason"),
 )
 PROMPT_TOKENS = MetricSpec("xds_prompt_tokens_total", "Prompt tokens of ended requests.")
+PREFIX_CACHE_QUERIES = MetricSpec(
+    "xds_prefix_cache_queries_total", "Prompt tokens of finished requests, all looked for."
+)
+PREFIX_CACHE_HITS = MetricSpec(
+    "xds_prefix_cache_hits_total", "Prompt tokens of finished requests found in the prefix cache."
+)
 GENERATION_TOKENS = MetricSpec("xds_generation_tokens_total", "Tokens shown to clients.")
 TIME_TO_FIRST_TOKEN = MetricSpec(
     "xds_time_to_first_token_seconds", "From arrival to the first token.", (), TTFT_BUCKETS

@@ -38,7 +38,7 @@ class RequestSpec:
 
     `prompt_ids` is `[prompt_tokens]` int32; `sampling` always carries a seed; `gateway` the actor
     that streams to the client; `submitted_at_ns` its emulated arrival; `budget_ns` how long any
-    leg may hold the request.
+    leg may hold the request. Only prompts of equal `cache_salt` share cached KV.
     """
 
     request_id: str
@@ -50,6 +50,7 @@ class RequestSpec:
     gateway: str
     submitted_at_ns: int
     budget_ns: int
+    cache_salt: str = ""
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,12 +65,16 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class PrefillTiming:
-    """When prefill happened, on the emulated timeline, and who did it."""
+    """When prefill happened, on the emulated timeline, and who did it.
+
+    `cached_tokens` of the prompt were found in the prefix cache and not computed.
+    """
 
     prefill_te: str
     prefill_dp: str
     started_at_ns: int
     finished_at_ns: int
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class ClientRequest:
     """What one client asks: a chat turn (`text` is the question) or a completion (`text` the
     prompt).
 
-    `cancel_after` is the number of tokens after which the client leaves, or None.
+    `cancel_after` is the number of tokens after which the client leaves, or None. `earlier` are
+    the messages before the question, (role, text); only clients of one `cache_salt` share KV.
     """
 
     index: int
@@ -42,6 +43,8 @@ class ClientRequest:
     arrive_ns: int
     stream: bool
     cancel_after: int | None
+    earlier: tuple[tuple[str, str], ...] = ()
+    cache_salt: str = ""
 
 
 def make_workload(seed: int, requests: int, *, rate_per_s: float = 8.0) -> list[ClientRequest]:
@@ -59,7 +62,7 @@ def make_workload(seed: int, requests: int, *, rate_per_s: float = 8.0) -> list[
 def _make_one(rng: random.Random, index: int, arrive_ns: int) -> ClientRequest:
     chat = rng.random() < 0.6
     text = chat_question(rng) if chat else passage(rng, rng.choice((3, 12, 40, 120)))
-    sampling = _sampling(rng)
+    sampling = draw_sampling(rng)
     leaves = rng.random() < CANCEL_SHARE
     # A client that leaves must still be there when the tokens come, or it would leave too late.
     max_tokens = rng.choice((24, 32)) if leaves else rng.choice((1, 2, 7, 16, 24, 32))
@@ -77,7 +80,8 @@ def _make_one(rng: random.Random, index: int, arrive_ns: int) -> ClientRequest:
     )
 
 
-def _sampling(rng: random.Random) -> SamplingParams:
+def draw_sampling(rng: random.Random) -> SamplingParams:
+    """Greedy for one half; temperature, truncation and penalties for the other."""
     seed = rng.getrandbits(31)
     ignore_eos = rng.random() < 0.2
     if rng.random() < 0.5:
@@ -99,7 +103,8 @@ def prompt_of(
     """Prompt ids, and whether the prompt ends inside a reasoning block."""
     if not request.chat:
         return [tokenizer.control.bos, *tokenizer.encode(request.text)], False
-    messages = [{"role": "user", "content": request.text}]
+    said = (*request.earlier, ("user", request.text))
+    messages = [{"role": role, "content": text} for role, text in said]
     prompt = template.render(messages, thinking=request.thinking)
     return list(prompt.ids), prompt.reasoning_open
 
@@ -122,4 +127,5 @@ def spec_of(
         gateway="gateway.0",
         submitted_at_ns=submitted_at_ns,
         budget_ns=units.s(300),
+        cache_salt=request.cache_salt,
     )

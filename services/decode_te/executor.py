@@ -1,4 +1,4 @@
-"""The tensor executor of a decode DP group: attention, gate, head and sampling of the real model.
+"""The executor of a decode DP group: attention, gate, head and sampling of the model.
 
 It holds the paged KV and the hidden state of the iteration under way; the experts are elsewhere.
 Rows are split by expert die here, because the routing is tensor data, but who lives where is the
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from libs.errors import TransferFailed
-from libs.model.engine import Engine
+from libs.model.any_engine import AnyEngine
 from libs.model.kv import PagedKv, Span
 from libs.model.moe import Routed as GateRouted
 from libs.model.sampling import Sampled, sample
@@ -31,7 +31,7 @@ from services.decode_te.jobs import (
 class DecodeExecutor:
     """Runs the jobs of `services.decode_te.jobs`; one iteration at a time."""
 
-    def __init__(self, engine: Engine, kv: PagedKv) -> None:
+    def __init__(self, engine: AnyEngine, kv: PagedKv) -> None:
         self.engine = engine
         self.kv = kv
         self._batch: tuple[BatchRow, ...] = ()

@@ -1,4 +1,4 @@
-"""The tensor executor of an expert die: the experts that live there, and nothing else."""
+"""The executor of an expert die: the experts that live there, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from libs.errors import BadInput
-from libs.model.engine import Engine
+from libs.model.any_engine import AnyEngine
 from libs.model.linear import Rows
 from services.expert_die.core import ExpertJob
 
@@ -15,7 +15,7 @@ from services.expert_die.core import ExpertJob
 class ExpertExecutor:
     """Runs `ExpertJob`s."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.engine = engine
 
     def run(self, job: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ that also answers heartbeats. Called by the HTTP edge, once per request.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -43,11 +44,12 @@ class ContextLengthExceeded(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request at the door: the id we give it, and its time on the emulated timeline."""
+    """A request at the door: the id we give it, its time on the emulated timeline, its API key."""
 
     request_id: str
     at_ns: int
     created_s: int
+    api_key: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -276,6 +278,7 @@ class Admission:
                     gateway=self._gateway,
                     submitted_at_ns=arrival.at_ns,
                     budget_ns=units.s(self.limits.request_timeout_s),
+                    cache_salt=cache_salt_of(arrival.api_key, body.cache_salt or ""),
                 )
                 for choice in range(per_prompt)
             ]
@@ -290,6 +293,19 @@ class Admission:
             include_usage=bool(options and options.include_usage),
             return_token_ids=bool(body.return_token_ids),
         )
+
+
+def cache_salt_of(api_key: str, given: str) -> str:
+    """What keeps tenants apart in the prefix cache: a digest of API key and the client's own salt.
+
+    How fast a prompt is answered tells whether its prefix is cached, so nobody may share KV with a
+    stranger. A digest, because neither belongs on the bus or in a log; empty when both are.
+    """
+    if not api_key and not given:
+        return ""
+    parts = (part.encode("utf-8", "surrogateescape") for part in (api_key, given))
+    digests = b"".join(hashlib.blake2b(part).digest() for part in parts)
+    return hashlib.blake2b(digests, digest_size=16).hexdigest()
 
 
 def _is_token(value: object) -> bool:

@@ -149,15 +149,15 @@ class HttpEdge:
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         return await self._generate(request, "cmpl", self._admit_completion)
 
-    def _admit_chat(self, raw: dict[str, Any], request_id: str) -> Ask:
+    def _admit_chat(self, raw: dict[str, Any], arrival: Arrival) -> Ask:
         body = parse_chat(raw)
         self._require_service(body.model)
-        return self._admission.chat(body, self._arrival(request_id))
+        return self._admission.chat(body, arrival)
 
-    def _admit_completion(self, raw: dict[str, Any], request_id: str) -> Ask:
+    def _admit_completion(self, raw: dict[str, Any], arrival: Arrival) -> Ask:
         body = parse_completion(raw)
         self._require_service(body.model)
-        return self._admission.completion(body, self._arrival(request_id))
+        return self._admission.completion(body, arrival)
 
     def _require_service(self, model: str) -> None:
         """What can be refused without looking at the prompt."""
@@ -172,17 +172,19 @@ class HttpEdge:
                 f"{open_now} of {limit} requests are open, {choices} more do not fit"
             )
 
-    def _arrival(self, request_id: str) -> Arrival:
-        return Arrival(request_id, self._clock.now_ns(), wall_ns() // units.NS_PER_S)
+    def _arrival(self, request: web.Request) -> Arrival:
+        # Nobody checks the key here; it only tells whose cached KV a prompt may use.
+        api_key = request.headers.get("Authorization", "")
+        created_s = wall_ns() // units.NS_PER_S
+        return Arrival(request[_REQUEST_ID], self._clock.now_ns(), created_s, api_key)
 
     async def _generate(
-        self, request: web.Request, prefix: str, admit: Callable[[dict[str, Any], str], Ask]
+        self, request: web.Request, prefix: str, admit: Callable[[dict[str, Any], Arrival], Ask]
     ) -> web.StreamResponse:
-        request_id = new_request_id(prefix)
-        request[_REQUEST_ID] = request_id
+        request[_REQUEST_ID] = new_request_id(prefix)
         try:
             raw = parse_json_body(await self._read_body(request))
-            ask = admit(raw, request_id)
+            ask = admit(raw, self._arrival(request))
             self._require_room(len(ask.specs))
         except OperatingError as error:
             self._metrics.refused(error)

@@ -39,6 +39,8 @@ class GatewayMetrics:
         made = self.registry = catalogue.Metrics()
         self._requests = made.counter(catalogue.REQUEST_TOTAL)
         self._prompt_tokens = made.counter(catalogue.PROMPT_TOKENS)
+        self._cache_queries = made.counter(catalogue.PREFIX_CACHE_QUERIES)
+        self._cache_hits = made.counter(catalogue.PREFIX_CACHE_HITS)
         self._generation_tokens = made.counter(catalogue.GENERATION_TOKENS)
         self._ttft = made.histogram(catalogue.TIME_TO_FIRST_TOKEN)
         self._itl = made.histogram(catalogue.INTER_TOKEN_LATENCY)
@@ -92,6 +94,8 @@ class GatewayMetrics:
         self._queue.observe(units.to_s(phases.queue_ns))
         self._prefill.observe(units.to_s(phases.prefill_ns))
         self._decode.observe(units.to_s(phases.decode_ns))
+        self._cache_queries.inc(phases.prompt_tokens)
+        self._cache_hits.inc(phases.cached_tokens)
         if phases.transfer_ns is not None:
             self._transfer.observe(units.to_s(phases.transfer_ns))
         if phases.per_token_ns is not None:

@@ -186,8 +186,7 @@ class Renderer:
 
     def usage_event(self) -> Json:
         """The event after the last choice, for clients that asked for usage."""
-        event = self._envelope(self._shape.event_name, [])
-        return event | {"usage": usage_of(self.ask.prompt_tokens, self.tallies)}
+        return self._envelope(self._shape.event_name, []) | {"usage": self._usage()}
 
     # ------------------------------------------------------------ whole answers
 
@@ -196,7 +195,7 @@ class Renderer:
         assert len(choices) == len(self.tallies), (len(choices), len(self.tallies))
         parts = [self._whole(index, chunks) for index, chunks in enumerate(choices)]
         body = self._envelope(self._shape.name, parts)
-        body["usage"] = usage_of(self.ask.prompt_tokens, self.tallies)
+        body["usage"] = self._usage()
         if self.ask.return_token_ids and self.ask.chat:
             body["prompt_token_ids"] = self._prompt_ids(0)
         body["xds"] = self.tallies[0].account()
@@ -220,6 +219,9 @@ class Renderer:
         return part
 
     # ------------------------------------------------------------ common
+
+    def _usage(self) -> Json:
+        return usage_of(self.ask.prompt_tokens, self.tallies, self.ask.choices_per_prompt)
 
     def _envelope(self, name: str, choices: list[Json]) -> Json:
         arrival = self.ask.arrival

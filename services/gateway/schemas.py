@@ -26,6 +26,7 @@ STOP_CHARS_MAX = 1000
 #: The wire carries at most 4,096 items in one field; no honest client is near this.
 LOGIT_BIAS_MAX = 1024
 STOP_TOKENS_MAX = 64
+CACHE_SALT_MAX_CHARS = 256
 #: Longest piece of a client's own text that an error message repeats.
 ECHO_MAX_CHARS = 80
 
@@ -69,6 +70,7 @@ class GenerationBody(_Body):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=CACHE_SALT_MAX_CHARS)] | None = None
 
 
 class ChatBody(GenerationBody):
@@ -252,6 +254,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _check_common(body: GenerationBody) -> None:
     stops_of(body.stop)
     logit_bias_of(body.logit_bias)
+    require_unicode(body.cache_salt or "", "cache_salt")
     if body.stream_options is not None and not body.stream:
         raise bad("stream_options", "is only allowed when stream is true")
 

@@ -21,7 +21,8 @@ from libs.wire.tokens import Chunk, RequestTiming
 class Phases:
     """Where the time of one finished choice went; `transfer` is None when prefill ended it.
 
-    `per_token_ns` is the mean gap after the first token, None for a single token.
+    `per_token_ns` is the mean gap after the first token, None for a single token. Of its
+    `prompt_tokens`, `cached_tokens` took no time: the prefix cache had them.
     """
 
     queue_ns: int
@@ -31,6 +32,8 @@ class Phases:
     per_token_ns: float | None
     decode_ns: int
     total_ns: int
+    prompt_tokens: int
+    cached_tokens: int
 
 
 class Tally:
@@ -70,6 +73,11 @@ class Tally:
         ends = (control.think_close, control.tool_calls_open, control.tool_call_open)
         self._in_thought = self._in_thought and token not in ends
 
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache had; 0 until the choice has finished."""
+        return self._timing.prefill.cached_tokens if self._timing else 0
+
     def phases(self) -> Phases | None:
         """Where the time went; None until the choice has finished."""
         timing = self._timing
@@ -88,6 +96,8 @@ class Tally:
             per_token_ns=decode_ns / gaps if gaps else None,
             decode_ns=decode_ns,
             total_ns=self._last_at_ns - submitted,
+            prompt_tokens=self.spec.prompt_tokens,
+            cached_tokens=self.cached_tokens,
         )
 
     def account(self) -> dict[str, Any] | None:
@@ -114,14 +124,20 @@ class Tally:
         }
 
 
-def usage_of(prompt_tokens: int, tallies: list[Tally]) -> dict[str, Any]:
-    """The `usage` object over all choices; a prompt counts once."""
+def usage_of(prompt_tokens: int, tallies: list[Tally], per_prompt: int) -> dict[str, Any]:
+    """The `usage` object over all choices; a prompt counts once.
+
+    Of the `per_prompt` choices of a prompt the one that found least cached speaks for it: what the
+    others found is what that one computed.
+    """
+    firsts = range(0, len(tallies), per_prompt)
+    cached = sum(min(t.cached_tokens for t in tallies[i : i + per_prompt]) for i in firsts)
     completion = sum(tally.tokens for tally in tallies)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion,
         "total_tokens": prompt_tokens + completion,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "reasoning_tokens": sum(tally.reasoning_tokens for tally in tallies)
         },

@@ -1,5 +1,8 @@
 """The master of a prefill DP group: queue, prefill, stream the first token, lease the KV.
 
+Rows that an earlier prompt of the same salt has left in the prefix cache are not computed again
+(`libs.kvcache.prefix_cache`); a request holds references to them like to blocks of its own.
+
 The KV stays owned here, under a lease, until DistFlow reports that the decode side has it (P098,
 P103); a lease that runs out ends the request, it is never read afterwards. The table of stages is
 in `services.prefill_te.state`.
@@ -144,20 +147,29 @@ class PrefillCore:
         if request is None:
             return []
         spec = request.spec
-        blocks = self.group.pool.blocks_for(spec.prompt_tokens)
-        if not self.group.pool.can_allocate(blocks):
+        placed = self.group.cache.place(spec.request_id, spec.cache_salt, spec.prompt_ids)
+        if placed is None:
             return []  # first come, first served; a completion frees blocks
-        allocation = self.group.pool.allocate(spec.request_id, blocks, BlockState.HELD)
-        request.block_ids = allocation.blocks
+        request.block_ids = placed.blocks
+        request.cached_tokens = placed.cached * self.group.pool.block_size
         request.stage = Stage.RUNNING
         request.started_at_ns = max(self._free_at_ns, request.ready_at_ns)
         self._running = spec.request_id
         job = PrefillJob(
-            request.sequence, allocation.blocks, spec.prompt_ids, spec.sampling, spec.choice,
+            request.sequence, placed.blocks, spec.prompt_ids, spec.sampling, spec.choice,
+            request.cached_tokens, placed.spills, placed.fills,
         )  # fmt: skip
-        cost_ns = profiles.prefill_ns(self.group.config.profile, spec.prompt_tokens)
+        cost_ns = self._cost_ns(job)
         job_id = self.group.new_job(spec.request_id)
         return [Compute(job_id, job, cost_ns, request.started_at_ns, paced=True)]
+
+    def _cost_ns(self, job: PrefillJob) -> int:
+        """The tokens that are computed, with what they attend to, and the copies before them."""
+        profile, size = self.group.config.profile, self.group.pool.block_size
+        computed = int(job.prompt_ids.shape[0]) - job.cached_rows
+        copied = (len(job.spills) + len(job.fills)) * size
+        host_ns = profiles.host_copy_ns(profile, copied)
+        return host_ns + profiles.prefill_ns(profile, computed, job.cached_rows)
 
     # ------------------------------------------------------------ computed
 
@@ -170,13 +182,17 @@ class PrefillCore:
                 self._running = None
                 self._free_at_ns = at_ns
                 self.prompts += 1
+                # Whatever becomes of the request, its rows are right and may serve the next one.
+                self.group.cache.computed(request_id)
                 return self._prefilled(request, result, at_ns)
             case ExportedKv():
                 return self.transfers.exported(request_id, result, at_ns)
             case OperatingError():
                 assert request is not None
+                assert request_id == self._running, "copying KV out cannot fail"
                 self._running = None
                 self._free_at_ns = at_ns
+                self.group.cache.abandon(request_id)
                 return self.group.fail(request, result.code, result.message, at_ns)
             case _:
                 raise AssertionError(f"unexpected result {result!r}")
@@ -190,13 +206,19 @@ class PrefillCore:
         spec = request.spec
         reason = finish_reason(spec.sampling, result.token, 1, spec.max_tokens)
         first = FirstToken(result.token, result.logprob, result.top)
-        timing = PrefillTiming(self.group.config.te, self.name, request.started_at_ns, at_ns)
+        timing = PrefillTiming(
+            self.group.config.te, self.name, request.started_at_ns, at_ns, request.cached_tokens
+        )
         effects = first_token_effects(self.group.config, request, first, timing, reason)
         done = PrefillDone(
             spec.request_id, manifest_of(self.group.config, request), first, timing, reason
         )
         effects.append(Send(subjects.inbox(request.job_executor), done, at_ns))
-        fields = {"request_id": spec.request_id, "prompt_tokens": spec.prompt_tokens}
+        fields = {
+            "request_id": spec.request_id,
+            "prompt_tokens": spec.prompt_tokens,
+            "cached_tokens": request.cached_tokens,
+        }
         effects.append(Record("prompt_prefilled", fields))
         if reason is not None:
             return [*effects, *self.group.leave(request, reason, at_ns)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from libs.actor import CancelTimer, Effect, Send
-from libs.kvcache.block_pool import BlockPool
+from libs.kvcache.prefix_cache import PrefixCache
 from libs.scheduling.tombstones import Tombstones
 from libs.wire import subjects
 from libs.wire.request import LegFailed, RequestFinished
@@ -17,7 +17,13 @@ class PrefillGroup:
 
     def __init__(self, config: PrefillConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks, config.block_size)
+        self.cache = PrefixCache(
+            config.num_blocks,
+            config.block_size,
+            enabled=config.prefix_cache,
+            host_blocks=config.host_blocks,
+        )
+        self.pool = self.cache.pool
         self.sender = KvSender(config.die, config.life, config.num_blocks * config.block_bytes)
         #: Every request here, in order of arrival.
         self.requests: dict[str, PrefillRequest] = {}
@@ -54,7 +60,7 @@ class PrefillGroup:
         return [told, *self.leave(request, "failed", at_ns)]
 
     def leave(self, request: PrefillRequest, reason: str, at_ns: int) -> list[Effect]:
-        """The request is over here: stop its KV, free its blocks, tell the TE-shell."""
+        """The request is over here: stop its KV, let go of its blocks, tell the TE-shell."""
         dropped = self.sender.drop(request.spec.request_id, reason, at_ns)
         return [*dropped, *self.forget(request, reason, at_ns)]
 
@@ -63,7 +69,7 @@ class PrefillGroup:
         request_id = request.spec.request_id
         del self.requests[request_id]
         self.tombstones.add(request_id)
-        self.pool.release(request_id)
+        self.cache.release(request_id)
         return [CancelTimer(request_id), self.told_shell(request_id, reason, at_ns)]
 
     def told_shell(self, request_id: str, reason: str, at_ns: int) -> Send:
@@ -73,7 +79,7 @@ class PrefillGroup:
 
     def validate(self) -> None:
         """Blocks, memory and requests agree."""
-        self.pool.validate()
+        self.cache.validate()
         self.sender.validate()
         for request_id, request in self.requests.items():
             owns = self.pool.get(request_id) is not None

@@ -25,5 +25,8 @@ def build(context: ServiceContext) -> Built:
         block_bytes=kv.block_bytes,
         queue_max=section.queue_max,
         life=context.incarnation,
+        prefix_cache=topology.kv.prefix_cache,
+        host_blocks=topology.kv.host_blocks,
     )
-    return Built(PrefillCore(config), PrefillExecutor(context.model.engine(), kv))
+    executor = PrefillExecutor(context.model.engine(), kv, config.host_blocks)
+    return Built(PrefillCore(config), executor)

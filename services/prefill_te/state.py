@@ -44,6 +44,7 @@ class PrefillRequest:
     ready_at_ns: int
     stage: Stage = Stage.QUEUED
     block_ids: tuple[int, ...] = ()
+    cached_tokens: int = 0
     started_at_ns: int = 0
     distflow: str = ""
     leaving: str | None = None
@@ -56,7 +57,10 @@ class PrefillRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrefillConfig:
-    """Identity and limits of one prefill DP group; `block_bytes` is a KV block, all layers."""
+    """Identity and limits of one prefill DP group; `block_bytes` is a KV block, all layers.
+
+    `host_blocks` evicted blocks of the prefix cache live on in host memory.
+    """
 
     name: str
     te: str
@@ -69,6 +73,8 @@ class PrefillConfig:
     queue_max: int
     epoch: int = 1
     life: int = 1
+    prefix_cache: bool = True
+    host_blocks: int = 0
 
 
 def manifest_of(config: PrefillConfig, request: PrefillRequest) -> TransferManifest:

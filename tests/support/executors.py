@@ -53,12 +53,17 @@ class ScriptedPrefill:
         self._answer = answer
         self._block_size = block_size
         self._memory: dict[int, np.ndarray] = {}
+        self._host: dict[int, np.ndarray] = {}
 
     def run(self, job: Any) -> Any:
         match job:
             case PrefillJob():
-                for index, block_id in enumerate(job.block_ids):
-                    self._memory[block_id] = kv_rows(job.prompt_ids, index, self._block_size)
+                filled = [(block_id, self._host[slot]) for slot, block_id in job.fills]
+                self._host |= {slot: self._memory[block_id] for block_id, slot in job.spills}
+                self._memory |= dict(filled)
+                for index in range(job.cached_rows // self._block_size, len(job.block_ids)):
+                    rows = kv_rows(job.prompt_ids, index, self._block_size)
+                    self._memory[job.block_ids[index]] = rows
                 return Sampled(self._answer(job.prompt_ids)[0])
             case ExportKv():
                 blocks = np.stack([self._memory[block_id] for block_id in job.block_ids])

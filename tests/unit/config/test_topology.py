@@ -66,6 +66,18 @@ BAD_FILES: dict[str, tuple[str, list[str]]] = {
         GOOD + "kv: {block_size: 16, decode_blocks: 100}\n",
         ["kv.decode_blocks cannot hold one request of limits.context_max_tokens"],
     ),
+    "host memory for a cache that is off": (
+        GOOD + "kv: {prefix_cache: false, host_blocks: 8}\n",
+        ["kv.host_blocks needs kv.prefix_cache: it holds what that evicts"],
+    ),
+    "less host memory than none": (
+        GOOD + "kv: {host_blocks: -1}\n",
+        ["f.yaml: kv.host_blocks: Input should be greater than or equal to 0"],
+    ),
+    "a switch that is no switch": (
+        GOOD + "kv: {prefix_cache: 1}\n",
+        ["f.yaml: kv.prefix_cache: Input should be a valid boolean"],
+    ),
     "not a mapping": ("- 1\n- 2\n", ["f.yaml: expected a mapping at the top"]),
     "empty": ("", ["f.yaml: expected a mapping at the top"]),
     "not YAML": ("name: [", ["f.yaml: not YAML"]),
@@ -121,3 +133,10 @@ def test_the_carrier_can_be_said_beside_the_file() -> None:
     with pytest.raises(BadInput, match="nats or shm, not 'pigeon'") as caught:
         load_topology("mini", "pigeon")
     assert caught.value.field == "carrier"
+
+
+def test_the_prefix_cache_is_on_and_host_memory_off_unless_the_file_says_otherwise() -> None:
+    kv = parse_topology(GOOD, source="f.yaml").kv
+    assert (kv.prefix_cache, kv.host_blocks) == (True, 0)
+    given = parse_topology(GOOD + "kv: {host_blocks: 64}\n", source="f.yaml").kv
+    assert (given.prefix_cache, given.host_blocks) == (True, 64)

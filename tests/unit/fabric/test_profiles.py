@@ -73,6 +73,32 @@ def test_prefill_runs_at_the_published_rate() -> None:
     assert 113_100 / (long_s - 0.061) == pytest.approx(11_310, rel=0.001)
 
 
+@EACH
+def test_a_cached_prefix_costs_its_attention_and_never_more_than_computing_it(
+    profile: ModelProfile,
+) -> None:
+    for tokens, rows in ((100, 1_000), (100, 100_000), (20_000, 20_000)):
+        cost = profiles.prefill_ns(profile, tokens, rows)
+        assert profiles.prefill_ns(profile, tokens) < cost
+        assert cost <= profiles.prefill_ns(profile, tokens + rows)
+    assert profiles.prefill_ns(profile, 100, 1_000) < profiles.prefill_ns(profile, 1_100) / 1.1
+
+
+def test_half_a_prompt_cached_agrees_with_the_published_speed_up() -> None:
+    """4K prompts of which half is reused: 1.42 times the rate (arXiv 2506.12708); not fitted."""
+    whole = profiles.prefill_ns(DEEPSEEK_R1, 4_096)
+    half = profiles.prefill_ns(DEEPSEEK_R1, 2_048, 2_048)
+    assert whole / half == pytest.approx(1.42, rel=0.05)
+
+
+def test_a_copy_from_the_host_is_far_cheaper_than_computing() -> None:
+    assert profiles.host_copy_ns(DEEPSEEK_R1, 0) == 0
+    copied = profiles.host_copy_ns(DEEPSEEK_R1, 1_024)
+    assert copied < profiles.host_copy_ns(DEEPSEEK_R1, 1_040)
+    saved = profiles.prefill_ns(DEEPSEEK_R1, 1_124) - profiles.prefill_ns(DEEPSEEK_R1, 100, 1_024)
+    assert 10 * copied < saved
+
+
 def test_two_stages_and_the_volume_explain_a2e_and_e2a() -> None:
     """Two stages leave 92.6 us of 172 (A2E) and 140.6 us of 193 (E2A) for the volume (P047)."""
     assert units.to_us(2 * UB.a2e_stage_ns) == pytest.approx(79.4)

@@ -91,6 +91,10 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"min_p": False}, "min_p"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"return_token_ids": "yes"}, "return_token_ids"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 7}, "cache_salt"),
+    ({"cache_salt": "s" * 257}, "cache_salt"),
+    ({"cache_salt": "\udfff"}, "cache_salt"),
 ]
 
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
